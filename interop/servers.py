@@ -37,7 +37,7 @@ TASKWIRE = os.environ.get("TASKWIRE_BIN", str(ROOT / "target/debug/taskwire"))
 RMCP = os.environ.get("RMCP_SERVER", str(ROOT / "target/debug/examples/rmcp_server"))
 
 # A command that has not ended by then never will.
-PATIENCE_S = 60
+TIMEOUT_S = 60
 ENDED_WITH = {"result": 0, "isError": 1, "usage": 2, "protocol": 3, "cancelled": 4, "failed": 5}
 TOOLS = {"quick", "held", "slow", "ask", "ask_held", "ask_twice", "endless", "broken", "fault"}
 
@@ -110,7 +110,7 @@ class Running:
 
     def until(self, what: str, wanted: Callable[[dict], Any], after: int = 0) -> dict:
         """The first event from number `after` on that is wanted."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         with self.more:
             while True:
                 for line in self.lines[after:]:
@@ -138,11 +138,11 @@ class Running:
 
     def wait(self) -> Ran:
         try:
-            code = self.process.wait(PATIENCE_S)
+            code = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.stop()
             code = self.process.wait()
-        self.reader.join(PATIENCE_S)
+        self.reader.join(TIMEOUT_S)
         self.err.seek(0)
         return Ran(self.args, code, "".join(self.lines), self.err.read())
 
@@ -172,11 +172,11 @@ class Cli:
     def run(self, *args: str, code: int = 0) -> Ran:
         try:
             ran = subprocess.run(
-                [TASKWIRE, *args], env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
+                [TASKWIRE, *args], env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
             )
         except subprocess.TimeoutExpired as late:
-            told = [(part or b"").decode(errors="replace") for part in (late.stdout, late.stderr)]
-            raise AssertionError(f"no end of: {shlex.join(args)}\n{''.join(told)}") from None
+            output = [(part or b"").decode(errors="replace") for part in (late.stdout, late.stderr)]
+            raise AssertionError(f"no end of: {shlex.join(args)}\n{''.join(output)}") from None
         return Ran(args, ran.returncode, ran.stdout, ran.stderr).ended(code)
 
     def at_terminal(self, args: tuple[str, ...], answers: dict[str, str]) -> str:
@@ -195,7 +195,7 @@ class Cli:
         os.close(terminal)
         left = dict(answers)
         shown = b""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         try:
             while time.monotonic() < deadline:
                 if not select.select([screen], [], [], 0.2)[0]:
@@ -216,10 +216,10 @@ class Cli:
             code = process.wait()
         finally:
             os.close(screen)
-        told = plain(shown)
-        expect(not left, f"never asked for {list(left)}:\n{told}")
-        same(code, 0, f"the exit code of {shlex.join(args)}\n{told}")
-        return told
+        text_shown = plain(shown)
+        expect(not left, f"never asked for {list(left)}:\n{text_shown}")
+        same(code, 0, f"the exit code of {shlex.join(args)}\n{text_shown}")
+        return text_shown
 
 
 def plain(shown: bytes) -> str:
@@ -240,7 +240,7 @@ class Server:
     env: dict[str, str] = field(default_factory=dict)
     stdio: bool = False
     # Sends the progress of a task as it comes.
-    tells_progress: bool = False
+    sends_progress: bool = False
 
 
 class Peer:
@@ -264,7 +264,7 @@ class Peer:
             self.process = subprocess.Popen(
                 server.argv, env=os.environ | server.env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             found = re.search(r"^listening (\S+)$", log.read_text(), re.MULTILINE)
             if found:
@@ -298,7 +298,7 @@ class Peer:
         return json.loads(self.cli.run("get", "--json", "--", task).out)
 
     def until_status(self, task: str, status: str) -> dict:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             got = self.get(task)
             if got["status"] == status:
@@ -352,7 +352,7 @@ def follows_a_task(peer: Peer) -> None:
     messages = [event["message"] for event in ran.events if event["event"] == "status" and "status" in event and event.get("message")]
     steps = [message for at, message in enumerate(messages) if message not in messages[:at]]
     expect(len(steps) >= 2 and steps == sorted(steps), f"the status messages: {messages}")
-    if peer.server.tells_progress:
+    if peer.server.sends_progress:
         same(progress(ran), [(1, 4), (2, 4), (3, 4), (4, 4)], "the progress")
     ran = peer.call("slow", "steps=1", options=())
     same(ran.out, "1 steps taken\n", "the output")
@@ -432,13 +432,13 @@ FORM = {"Name": "Ada", "Age": "", "Color": "green", "Send?": ""}
 
 
 def asks_at_the_terminal(peer: Peer) -> None:
-    told = peer.cli.at_terminal(("call", "--", peer.url, "ask"), FORM)
-    expect("Ada, 30, green" in told, told)
+    shown = peer.cli.at_terminal(("call", "--", peer.url, "ask"), FORM)
+    expect("Ada, 30, green" in shown, shown)
 
 
 def asks_at_the_terminal_before_there_is_a_task(peer: Peer) -> None:
-    told = peer.cli.at_terminal(("call", "--", peer.url, "ask_held"), FORM)
-    expect("Ada, 30, green" in told, told)
+    shown = peer.cli.at_terminal(("call", "--", peer.url, "ask_held"), FORM)
+    expect("Ada, 30, green" in shown, shown)
 
 
 def cancels_a_question_that_nobody_can_answer(peer: Peer) -> None:
@@ -556,10 +556,10 @@ def suites() -> list[list[tuple[Server, list[Check]]]]:
             (Server("fastmcp-stdio", "modern", [*python, "--stdio"], path, stdio=True), local),
         ],
         [
-            (Server("typescript", "legacy", javascript, tells_progress=True), whole),
-            (Server("typescript-stdio", "legacy", [*javascript, "--stdio"], stdio=True, tells_progress=True), local),
+            (Server("typescript", "legacy", javascript, sends_progress=True), whole),
+            (Server("typescript-stdio", "legacy", [*javascript, "--stdio"], stdio=True, sends_progress=True), local),
             (Server("typescript-json", "legacy", [*javascript, "--json"]), REMOTE),
-            (Server("typescript-resumable", "legacy", [*javascript, "--resumable"], tells_progress=True), EVERYWHERE + ASKING_REMOTE),
+            (Server("typescript-resumable", "legacy", [*javascript, "--resumable"], sends_progress=True), EVERYWHERE + ASKING_REMOTE),
         ],
     ]
 
@@ -579,8 +579,8 @@ class Report:
             self.failed += error is not None
             print(f"{'not ok' if error else 'ok'} {self.passed + self.failed} - {name} ({seconds:.1f} s)")
             if error is not None:
-                told = str(error) if isinstance(error, AssertionError) else "".join(traceback.format_exception(error))
-                print("\n".join(f"#   {line}" for line in told.splitlines()))
+                message = str(error) if isinstance(error, AssertionError) else "".join(traceback.format_exception(error))
+                print("\n".join(f"#   {line}" for line in message.splitlines()))
             sys.stdout.flush()
 
 

@@ -16,8 +16,8 @@ cd "$(dirname "$0")/.."
 names=(mcp1 mcp1-stdio mcp2 mcp2-stdio fastmcp openai-agents llama-index langchain pydantic-ai autogen crewai crewai-tools strands smolagents google-adk mcp-use
   sdk1 sdk2 ai-sdk mcp-remote supergateway mcp-proxy inspector)
 drivers=$PWD/interop/frameworks
-place=$PWD/target/frameworks
-results=$place/results
+work=$PWD/target/frameworks
+results=$work/results
 
 die() {
   echo "${0##*/}: $*" >&2
@@ -26,16 +26,16 @@ die() {
 
 # quietly COMMAND…: shows the output only when the command fails.
 quietly() {
-  if ! "$@" >"$place/install.log" 2>&1; then
-    cat "$place/install.log" >&2
+  if ! "$@" >"$work/install.log" 2>&1; then
+    cat "$work/install.log" >&2
     die "failed: $*"
   fi
 }
 
 # python_of NAME: sets `driver` to a Python with what the framework needs, and installs that if it is missing or out of date.
 python_of() {
-  local wanted=$drivers/py/$1.txt venv=$place/venvs/$1
-  [[ $1 != crewai-tools ]] || wanted=$drivers/py/crewai.txt venv=$place/venvs/crewai
+  local wanted=$drivers/py/$1.txt venv=$work/venvs/$1
+  [[ $1 != crewai-tools ]] || wanted=$drivers/py/crewai.txt venv=$work/venvs/crewai
   if [[ ! -e $wanted ]]; then
     # One of those that interop/setup.sh has installed.
     driver=("$PWD/interop/.venv/bin/python")
@@ -85,7 +85,7 @@ if [[ -z ${TASKWIRE_BIN:-} ]]; then
 fi
 [[ -x $TASKWIRE_BIN ]] || die "$TASKWIRE_BIN is missing"
 export TASKWIRE_BIN
-mkdir -p "$place/venvs" "$results"
+mkdir -p "$work/venvs" "$results"
 sh interop/setup.sh
 
 limit=$((2 * ${SLOW_SECONDS:-75} + 6 * ${HANGUP_SECONDS:-25} + 300))

@@ -13,7 +13,7 @@ use tokio::{
 const BUFFER_MAX: usize = 16 * 1024 * 1024;
 
 /// A response.
-pub struct Answer {
+pub struct Response {
     /// Its status code.
     pub status: u16,
     /// Its body.
@@ -40,7 +40,7 @@ impl Conn {
     }
 
     /// Sends a request and waits for the whole response.
-    pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<Response> {
         self.stream.write_all(request).await.context("cannot send")?;
         let (status, framing) = self.head().await?;
         let body = match framing {
@@ -58,7 +58,7 @@ impl Conn {
                 body.freeze()
             }
         };
-        Ok(Answer { status, body })
+        Ok(Response { status, body })
     }
 
     /// Sends a request that is answered by a stream of events.

@@ -1,4 +1,4 @@
-//! The load generator: some connections, each sending its next request when the last one is answered.
+//! The load generator: some connections, each sending its next request when it has the last response.
 
 use std::{
     net::SocketAddr,
@@ -26,7 +26,7 @@ const LOAD_MAX: Duration = Duration::from_secs(900);
 const ERRORS_MAX: usize = 10;
 /// How often a task is asked for its state before it counts as stuck.
 const POLLS_MAX: usize = 5_000;
-/// Pause between two questions for the state of one task.
+/// Pause between two polls of one task.
 const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 /// What is done again and again.
@@ -42,9 +42,9 @@ pub enum Op {
     Cycle(&'static str),
 }
 
-/// What came of it.
+/// What a load came to.
 #[derive(Default)]
-pub struct Load {
+pub struct LoadResult {
     /// How long the whole took, in seconds.
     pub seconds: f64,
     /// How long each success took, in microseconds, shortest first.
@@ -57,7 +57,7 @@ pub struct Load {
     pub first_error: Option<String>,
 }
 
-impl Load {
+impl LoadResult {
     fn add(&mut self, other: Self) {
         self.latencies_us.extend(other.latencies_us);
         self.tasks.extend(other.tasks);
@@ -75,28 +75,28 @@ impl Load {
 }
 
 /// Does `op` `total` times over `connections` connections.
-pub async fn run(addr: SocketAddr, connections: usize, total: usize, op: Op) -> Result<Load> {
+pub async fn run(addr: SocketAddr, connections: usize, total: usize, op: Op) -> Result<LoadResult> {
     let mut conns = Vec::new();
     for _ in 0..connections.min(total) {
         conns.push(Conn::open(addr).await?);
     }
     let next = Arc::new(AtomicUsize::new(0));
-    let mut lanes = JoinSet::new();
+    let mut workers = JoinSet::new();
     let began = Instant::now();
     for conn in conns {
-        lanes.spawn(lane(conn, addr, total, next.clone(), op.clone()));
+        workers.spawn(worker(conn, addr, total, next.clone(), op.clone()));
     }
-    let mut load = Load::default();
-    while let Some(lane) = timeout(LOAD_MAX, lanes.join_next()).await.context("the load takes for ever")? {
-        load.add(lane.context("a connection's lane broke")?);
+    let mut load = LoadResult::default();
+    while let Some(worker) = timeout(LOAD_MAX, workers.join_next()).await.context("the load takes for ever")? {
+        load.add(worker.context("a worker broke")?);
     }
     load.seconds = began.elapsed().as_secs_f64();
     load.latencies_us.sort_by(f64::total_cmp);
     Ok(load)
 }
 
-async fn lane(mut conn: Conn, addr: SocketAddr, total: usize, next: Arc<AtomicUsize>, op: Op) -> Load {
-    let mut load = Load::default();
+async fn worker(mut conn: Conn, addr: SocketAddr, total: usize, next: Arc<AtomicUsize>, op: Op) -> LoadResult {
+    let mut load = LoadResult::default();
     loop {
         let nth = next.fetch_add(1, Ordering::Relaxed);
         if nth >= total || load.errors >= ERRORS_MAX {

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
-use crate::{client::Read, plan::Options, process::Scratch, report::Report, serve::Serve};
+use crate::{client::ReadArgs, plan::Options, process::Scratch, report::Report, serve::Serve};
 
 /// Measures Taskwire beside rmcp and a bare hyper server.
 #[derive(Parser)]
@@ -37,7 +37,7 @@ enum Command {
     /// Is one of the servers that are measured.
     Serve(Serve),
     /// Is one of the readers that are measured.
-    Read(Read),
+    Read(ReadArgs),
 }
 
 /// The allocator of the `taskwire` program; the peers get it too.

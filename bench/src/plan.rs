@@ -117,9 +117,9 @@ impl Plan {
 impl Options {
     /// The plan that these options ask for. Every amount is at least one.
     pub fn plan(&self) -> Plan {
-        let amount = |given: Option<usize>, full: usize, quick: usize| {
+        let amount = |option: Option<usize>, full: usize, quick: usize| {
             let default = if self.quick { quick } else { full };
-            given.unwrap_or(default).max(1)
+            option.unwrap_or(default).max(1)
         };
         Plan {
             quick: self.quick,

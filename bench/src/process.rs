@@ -17,13 +17,13 @@ use tokio::{
 };
 
 use crate::{
-    client::{Got, READY, Reader},
+    client::{READY, ReadResult, Reader},
     http::Conn,
     serve::{Kind, Pour},
     wire,
 };
 
-/// How long a server may take to accept a connection, or to give its first answer.
+/// How long a server may take to accept a connection, or to send its first response.
 const START_MAX: Duration = Duration::from_secs(120);
 /// How long a reader may take to say something.
 const READ_MAX: Duration = Duration::from_secs(120);
@@ -31,7 +31,7 @@ const READ_MAX: Duration = Duration::from_secs(120);
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A server process. Dropped, it is killed; and it ends by itself should this process die first.
-pub struct Server {
+pub struct ServerProcess {
     /// Which one it is.
     pub kind: Kind,
     /// Where it listens.
@@ -40,7 +40,7 @@ pub struct Server {
     child: Child,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts a server and waits until it accepts connections.
     pub async fn start(kind: Kind, data: &Path) -> Result<Self> {
         Self::start_with(kind, data, &[]).await
@@ -67,9 +67,9 @@ impl Server {
         let mut server = Self::spawn(kind, data, &[])?;
         let request = wire::get(server.addr, 1, task);
         loop {
-            let answer = timeout(START_MAX, async { Conn::open(server.addr).await?.exchange(&request).await }).await;
-            if let Ok(Ok(answer)) = answer
-                && wire::task_id(&answer).is_ok()
+            let response = timeout(START_MAX, async { Conn::open(server.addr).await?.exchange(&request).await }).await;
+            if let Ok(Ok(response)) = response
+                && wire::task_id(&response).is_ok()
             {
                 return Ok((server, began.elapsed().as_secs_f64()));
             }
@@ -125,15 +125,15 @@ impl Server {
 }
 
 /// A reader process. Dropped, it is killed; and it ends by itself should this process die first.
-pub struct Reading {
+pub struct ReaderProcess {
     pid: u32,
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Reading {
+impl ReaderProcess {
     /// Starts a reader of what `runs` calls pour, and waits until it is ready for it.
-    pub async fn start(reader: Reader, server: &Server, runs: usize, pour: &Pour) -> Result<Self> {
+    pub async fn start(reader: Reader, server: &ServerProcess, runs: usize, pour: &Pour) -> Result<Self> {
         let exe = std::env::current_exe().context("cannot find the path of this program")?;
         let mut child = Command::new(exe)
             .args(["read", reader.name(), "--addr"])
@@ -155,8 +155,8 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Waits until the reader has got everything.
-    pub async fn got(&mut self) -> Result<Got> {
+    /// Waits until the reader has everything.
+    pub async fn result(&mut self) -> Result<ReadResult> {
         let said = self.line().await?;
         serde_json::from_str(&said).with_context(|| format!("the reader says `{said}`"))
     }

@@ -11,12 +11,12 @@ use tokio::{
 
 use crate::{
     http::{Conn, Events},
-    process::Server,
+    process::ServerProcess,
     wire,
 };
 
 /// How long one end may take to reach everybody, and one stream to open.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PUSH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause between two ends, so that each finds the server at rest.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Pause before memory and processor time are read.
@@ -35,7 +35,7 @@ pub struct Pushes {
 }
 
 /// Makes `ends` tasks, opens `listeners` streams that listen to all of them, and ends the tasks one after another.
-pub async fn run(server: &Server, listeners: usize, ends: usize) -> Result<Pushes> {
+pub async fn run(server: &ServerProcess, listeners: usize, ends: usize) -> Result<Pushes> {
     let addr = server.addr;
     let mut conn = Conn::open(addr).await?;
     let mut tasks = Vec::new();
@@ -48,7 +48,7 @@ pub async fn run(server: &Server, listeners: usize, ends: usize) -> Result<Pushe
     let mut streams = Vec::new();
     for nth in 0..listeners {
         let stream = open(server, nth, &tasks);
-        streams.push(timeout(PATIENCE, stream).await.context("a listen stream is not acknowledged")??);
+        streams.push(timeout(PUSH_TIMEOUT, stream).await.context("a listen stream is not acknowledged")??);
     }
     sleep(SETTLE).await;
     let bytes_per_stream = (server.rss()? - memory) / listeners as f64;
@@ -71,9 +71,9 @@ pub async fn run(server: &Server, listeners: usize, ends: usize) -> Result<Pushe
         let request = wire::cancel(addr, nth, task);
         let began = Instant::now();
         wire::expect(&conn.exchange(&request).await?, r#""resultType":"complete""#)?;
-        let (first, last) = timeout(PATIENCE, gather(&mut arrivals, listeners))
+        let (first, last) = timeout(PUSH_TIMEOUT, gather(&mut arrivals, listeners))
             .await
-            .with_context(|| format!("not every listener was told of the end of task {nth} of {ends}"))??;
+            .with_context(|| format!("not every listener was sent the end of task {nth} of {ends}"))??;
         last_ms.push(last.duration_since(began).as_secs_f64() * 1e3);
         spread_ms.push(last.duration_since(first).as_secs_f64() * 1e3);
     }
@@ -82,17 +82,17 @@ pub async fn run(server: &Server, listeners: usize, ends: usize) -> Result<Pushe
     Ok(Pushes { last_ms, spread_ms, cpu_us, bytes_per_stream })
 }
 
-async fn open(server: &Server, nth: usize, tasks: &[String]) -> Result<Events> {
+async fn open(server: &ServerProcess, nth: usize, tasks: &[String]) -> Result<Events> {
     let mut events = Conn::open(server.addr).await?.listen(&wire::listen(server.addr, nth, tasks)).await?;
     let event = events.next().await?;
-    ensure!(wire::tells_begin(&event), "the first event is no acknowledgement: {}", String::from_utf8_lossy(&event));
+    ensure!(wire::is_acknowledgement(&event), "the first event is no acknowledgement: {}", String::from_utf8_lossy(&event));
     Ok(events)
 }
 
 /// Reports the moment of each task's end. Ends itself, and with it the report, when its stream breaks.
 async fn read(mut stream: Events, tasks: Vec<String>, arrived: mpsc::Sender<Instant>) -> Result<()> {
     for task in &tasks {
-        while !wire::tells_end(&stream.next().await?, task) {}
+        while !wire::is_cancelled_event(&stream.next().await?, task) {}
         arrived.send(Instant::now()).await?;
     }
     // Kept open until everybody is done: a closing connection would disturb the others.

@@ -8,11 +8,11 @@ use tokio::time::sleep;
 use crate::{
     client,
     http::Conn,
-    load::{self, Load, Op},
+    load::{self, LoadResult, Op},
     plan::{Plan, Stage},
-    process::{Scratch, Server},
+    process::{Scratch, ServerProcess},
     push,
-    report::{Findings, Held, Measure, Memory, Sample, Start},
+    report::{Findings, Measure, Memory, Sample, Start, TaskPhase},
     serve::Kind,
     stream,
 };
@@ -62,7 +62,7 @@ async fn rounds(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Resu
         eprintln!("round {} of {}: echo, tasks/get, create, cycle", round + 1, plan.rounds);
         let mut servers = Vec::new();
         for kind in in_turn(Kind::ALL, round) {
-            let server = Server::start(kind, &scratch.fresh()?).await?;
+            let server = ServerProcess::start(kind, &scratch.fresh()?).await?;
             load::run(server.addr, plan.connections, WARM_UP, Op::Echo).await?;
             servers.push(server);
         }
@@ -94,14 +94,14 @@ async fn rounds(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Resu
 /// `tasks/get` with many live tasks beside few, memory of live tasks, and a restart after a crash among them.
 async fn many_alive(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Result<()> {
     let store = scratch.fresh()?;
-    let few = Server::start(Kind::Taskwire, &scratch.fresh()?).await?;
-    let many = Server::start(Kind::Taskwire, &store).await?;
-    let rmcp = Server::start(Kind::Rmcp, &scratch.fresh()?).await?;
+    let few = ServerProcess::start(Kind::Taskwire, &scratch.fresh()?).await?;
+    let many = ServerProcess::start(Kind::Taskwire, &store).await?;
+    let rmcp = ServerProcess::start(Kind::Rmcp, &scratch.fresh()?).await?;
 
     eprintln!("{} live tasks in taskwire, {} in rmcp", plan.tasks, plan.rmcp_tasks);
     let few_tasks = create(&few, plan.connections, plan.few).await?;
-    let many_tasks = grow(&many, plan, plan.tasks, Held::Working, findings).await?;
-    let rmcp_tasks = grow(&rmcp, plan, plan.rmcp_tasks, Held::Working, findings).await?;
+    let many_tasks = grow(&many, plan, plan.tasks, TaskPhase::Working, findings).await?;
+    let rmcp_tasks = grow(&rmcp, plan, plan.rmcp_tasks, TaskPhase::Working, findings).await?;
     if plan.rmcp_tasks < plan.tasks {
         findings.notes.push(format!(
             "rmcp was measured with {} live tasks instead of {}: each of its calls sweeps all tasks, so that making them takes quadratic time",
@@ -122,8 +122,8 @@ async fn many_alive(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> 
 
     let probe = many_tasks.last().context("no task was made")?.clone();
     many.kill().await?;
-    let (server, seconds) = Server::start_to_answer(Kind::Taskwire, &store, &probe).await?;
-    findings.starts.push(Start { tasks: plan.tasks, held: Held::Working, seconds: vec![seconds] });
+    let (server, seconds) = ServerProcess::start_to_answer(Kind::Taskwire, &store, &probe).await?;
+    findings.starts.push(Start { tasks: plan.tasks, held: TaskPhase::Working, seconds: vec![seconds] });
     server.kill().await?;
     few.kill().await?;
     rmcp.kill().await
@@ -133,17 +133,17 @@ async fn many_alive(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> 
 async fn many_ended(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Result<()> {
     eprintln!("{} ended tasks in taskwire", plan.tasks);
     let store = scratch.fresh()?;
-    let mut server = Server::start(Kind::Taskwire, &store).await?;
-    let tasks = grow(&server, plan, plan.tasks, Held::Ended, findings).await?;
+    let mut server = ServerProcess::start(Kind::Taskwire, &store).await?;
+    let tasks = grow(&server, plan, plan.tasks, TaskPhase::Ended, findings).await?;
     let probe = tasks.first().context("no task was made")?;
     let mut seconds = Vec::new();
     for _ in 0..plan.rounds {
         server.kill().await?;
-        let (restarted, took) = Server::start_to_answer(Kind::Taskwire, &store, probe).await?;
+        let (restarted, took) = ServerProcess::start_to_answer(Kind::Taskwire, &store, probe).await?;
         seconds.push(took);
         server = restarted;
     }
-    findings.starts.push(Start { tasks: plan.tasks, held: Held::Ended, seconds });
+    findings.starts.push(Start { tasks: plan.tasks, held: TaskPhase::Ended, seconds });
     server.kill().await
 }
 
@@ -154,7 +154,7 @@ async fn pushes(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Resu
         // Fresh servers, because memory that an earlier round gave back would hide what streams need.
         let mut servers = Vec::new();
         for kind in in_turn([Kind::Taskwire, Kind::Bare], round) {
-            let server = Server::start(kind, &scratch.fresh()?).await?;
+            let server = ServerProcess::start(kind, &scratch.fresh()?).await?;
             load::run(server.addr, plan.connections, WARM_UP, Op::Echo).await?;
             servers.push(server);
         }
@@ -173,7 +173,7 @@ async fn pushes(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> Resu
 }
 
 /// Makes many tasks in steps, and writes down what the last step cost and what the tasks keep in memory.
-async fn grow(server: &Server, plan: &Plan, total: usize, held: Held, findings: &mut Findings) -> Result<Arc<Vec<String>>> {
+async fn grow(server: &ServerProcess, plan: &Plan, total: usize, held: TaskPhase, findings: &mut Findings) -> Result<Arc<Vec<String>>> {
     load::run(server.addr, plan.connections, WARM_UP, Op::Echo).await?;
     create(server, plan.connections, plan.few).await?;
     sleep(REST).await;
@@ -187,7 +187,7 @@ async fn grow(server: &Server, plan: &Plan, total: usize, held: Held, findings: 
         if step == STEPS / 2 {
             half = settled_memory(server, held, &tasks, plan.connections).await?;
         }
-        if step == STEPS && held == Held::Working {
+        if step == STEPS && held == TaskPhase::Working {
             findings.load(Measure::CreateAmongMany, server.kind, total, sample);
         }
     }
@@ -204,8 +204,8 @@ async fn grow(server: &Server, plan: &Plan, total: usize, held: Held, findings: 
 }
 
 /// Memory of the server once the newest tasks are what they are meant to be.
-async fn settled_memory(server: &Server, held: Held, tasks: &[String], connections: usize) -> Result<f64> {
-    if held == Held::Ended {
+async fn settled_memory(server: &ServerProcess, held: TaskPhase, tasks: &[String], connections: usize) -> Result<f64> {
+    if held == TaskPhase::Ended {
         let mut conn = Conn::open(server.addr).await?;
         for task in tasks.iter().rev().take(2 * connections) {
             load::until_completed(&mut conn, server.addr, task).await?;
@@ -215,12 +215,12 @@ async fn settled_memory(server: &Server, held: Held, tasks: &[String], connectio
     server.rss()
 }
 
-async fn create(server: &Server, connections: usize, count: usize) -> Result<Arc<Vec<String>>> {
+async fn create(server: &ServerProcess, connections: usize, count: usize) -> Result<Arc<Vec<String>>> {
     let load = load::run(server.addr, connections, count, Op::Create("park")).await?;
     Ok(Arc::new(load.into_tasks()?))
 }
 
-async fn measure(server: &Server, connections: usize, total: usize, op: Op) -> Result<(Sample, Load)> {
+async fn measure(server: &ServerProcess, connections: usize, total: usize, op: Op) -> Result<(Sample, LoadResult)> {
     sleep(SETTLE).await;
     let before = server.cpu()?;
     let load = load::run(server.addr, connections, total, op).await?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    http::{Answer, find},
+    http::{Response, find},
     serve::{Pour, Write},
 };
 
@@ -69,7 +69,7 @@ pub fn cancel(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
     request(addr, id, "tasks/cancel", Some(task), &format!(r#""taskId":"{task}""#))
 }
 
-/// A stream that tells of tasks.
+/// A stream about tasks.
 pub fn listen(addr: SocketAddr, id: usize, tasks: &[String]) -> Vec<u8> {
     let tasks: Vec<_> = tasks.iter().map(|task| format!(r#""{task}""#)).collect();
     let params = format!(r#""notifications":{{"taskIds":[{}]}}"#, tasks.join(","));
@@ -112,40 +112,40 @@ fn message(id: usize, method: &str, params: &str, meta: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params},"_meta":{meta}}}}}"#)
 }
 
-/// Checks that an answer is a success that contains `text`.
-pub fn expect(answer: &Answer, text: &str) -> Result<()> {
-    let fits = answer.status == 200 && find(&answer.body, br#""result":"#).is_some() && find(&answer.body, text.as_bytes()).is_some();
-    ensure!(fits, "`{text}` is not in the answer: {}", shown(answer));
+/// Checks that a response is a success that contains `text`.
+pub fn expect(response: &Response, text: &str) -> Result<()> {
+    let fits = response.status == 200 && find(&response.body, br#""result":"#).is_some() && find(&response.body, text.as_bytes()).is_some();
+    ensure!(fits, "`{text}` is not in the response: {}", shown(response));
     Ok(())
 }
 
-/// The task that an answer tells of.
-pub fn task_id(answer: &Answer) -> Result<String> {
-    expect(answer, r#""taskId":"#)?;
-    string_after(&answer.body, br#""taskId":""#).with_context(|| format!("no task in {}", shown(answer)))
+/// The task in a response.
+pub fn task_id(response: &Response) -> Result<String> {
+    expect(response, r#""taskId":"#)?;
+    string_after(&response.body, br#""taskId":""#).with_context(|| format!("no task in {}", shown(response)))
 }
 
-/// The status of the task that an answer tells of.
-pub fn status(answer: &Answer) -> Result<String> {
-    expect(answer, r#""status":"#)?;
-    string_after(&answer.body, br#""status":""#).with_context(|| format!("no status in {}", shown(answer)))
+/// The status of the task in a response.
+pub fn status(response: &Response) -> Result<String> {
+    expect(response, r#""status":"#)?;
+    string_after(&response.body, br#""status":""#).with_context(|| format!("no status in {}", shown(response)))
 }
 
-/// The text of the result that an answer tells of.
-pub fn result_text(answer: &Answer) -> Result<String> {
-    expect(answer, r#""content":"#)?;
-    string_after(&answer.body, br#""text":""#).with_context(|| format!("no text in {}", shown(answer)))
+/// The text of the result in a response.
+pub fn result_text(response: &Response) -> Result<String> {
+    expect(response, r#""content":"#)?;
+    string_after(&response.body, br#""text":""#).with_context(|| format!("no text in {}", shown(response)))
 }
 
 /// Whether an event says that `task` was cancelled.
-pub fn tells_end(event: &[u8], task: &str) -> bool {
+pub fn is_cancelled_event(event: &[u8], task: &str) -> bool {
     find(event, br#""notifications/tasks""#).is_some()
         && find(event, br#""status":"cancelled""#).is_some()
         && find(event, task.as_bytes()).is_some()
 }
 
-/// Whether an event says that a stream has begun.
-pub fn tells_begin(event: &[u8]) -> bool {
+/// Whether an event acknowledges a stream.
+pub fn is_acknowledgement(event: &[u8]) -> bool {
     find(event, br#""notifications/subscriptions/acknowledged""#).is_some()
 }
 
@@ -155,7 +155,7 @@ fn string_after(body: &[u8], key: &[u8]) -> Option<String> {
     std::str::from_utf8(&rest[..end]).ok().map(str::to_owned)
 }
 
-fn shown(answer: &Answer) -> String {
-    let start = &answer.body[..answer.body.len().min(300)];
-    format!("status {}, {}", answer.status, String::from_utf8_lossy(start))
+fn shown(response: &Response) -> String {
+    let start = &response.body[..response.body.len().min(300)];
+    format!("status {}, {}", response.status, String::from_utf8_lossy(start))
 }

@@ -3,7 +3,7 @@
     trial.py NAME RESULTS -- DRIVER...      one framework
     trial.py --table RESULTS NAME...        what came of them, and "N passed, M failed"
 
-DRIVER is a program that has the framework open a connection and does what it is told, one JSON object a line: `py/driver.py` says
+DRIVER is a program that has the framework open a connection and does what its input says, one JSON object a line: `py/driver.py` says
 what that is. Everything that is checked is here, so it is the same for all of them:
 
 list      the server's tools, and those to follow up with, become tools of the framework
@@ -39,9 +39,9 @@ HANGUP = int(os.environ.get("HANGUP_SECONDS", "25"))
 # The server's own default, unless the slow command is a short one: that must not end within the hold either.
 HOLD_DEFAULT = 45
 HOLD = max(1, min(HOLD_DEFAULT, SLOW * 45 // 75))
-# How long a call is given up after where the framework can be told, and what it is told otherwise.
-IMPATIENCE = 3
-PATIENCE = HOLD_DEFAULT + 60
+# The timeout of a call that the framework is to give up, where it has one; and of all others.
+SHORT_TIMEOUT = 3
+LONG_TIMEOUT = HOLD_DEFAULT + 60
 # How long after a hang-up it is looked whether the command runs.
 AFTER = min(10, HANGUP * 2 // 5)
 # A framework that needs longer than this to start, or to close, has failed.
@@ -95,7 +95,7 @@ def expect(held: Any, what: str) -> None:
         raise Failed(what)
 
 
-def told(text: str, tool: str) -> dict[str, Any]:
+def arguments_for(text: str, tool: str) -> dict[str, Any]:
     """The arguments with which a text says that a tool is to be called."""
     mention = re.search(rf"`{tool}` with (?=\{{)", text)
     expect(mention, f"nothing is said of `{tool}` with arguments in: {text!r}")
@@ -156,10 +156,10 @@ class Server:
 class Driver:
     """A process that has the framework, and a connection."""
 
-    def __init__(self, trial: Trial, server: Server, patience: float | None) -> None:
+    def __init__(self, trial: Trial, server: Server, call_timeout: float | None) -> None:
         self.log = trial.log
         serve = [TASKWIRE, "serve", str(server.config), "--stdio"]
-        options = {"url": server.url, "serve": serve, "patience": patience}
+        options = {"url": server.url, "serve": serve, "call_timeout": call_timeout}
         self.process = subprocess.Popen(
             [*trial.command, json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -182,20 +182,20 @@ class Driver:
                 print(line, end="", file=self.log, flush=True)
         self.said.put(None)
 
-    def _next(self, patience: float) -> dict[str, Any]:
+    def _next(self, timeout: float) -> dict[str, Any]:
         try:
-            said = self.said.get(timeout=patience)
+            said = self.said.get(timeout=timeout)
         except queue.Empty:
-            raise Failed(f"the driver said nothing for {patience:.0f} s") from None
+            raise Failed(f"the driver said nothing for {timeout:.0f} s") from None
         if said is None:
             last = Path(self.log.name).read_text(errors="replace").strip().splitlines()[-1:]
             raise Failed(f"the driver ended with {self.process.wait()}: {''.join(last)} ({self.log.name})")
         return said
 
-    def ask(self, patience: float = PATIENCE + CLOSE, **request: Any) -> dict[str, Any]:
+    def ask(self, timeout: float = LONG_TIMEOUT + CLOSE, **request: Any) -> dict[str, Any]:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return self._next(patience)
+        return self._next(timeout)
 
     def call(self, tool: str, **arguments: Any) -> str:
         said = self.ask(call=tool, arguments=arguments)
@@ -208,7 +208,7 @@ class Driver:
         while NOT_YET in text:
             expect("has a question" not in text, f"nobody was asked: {text!r}")
             waits += 1
-            text = self.call("task_wait", **told(text, "task_wait"))
+            text = self.call("task_wait", **arguments_for(text, "task_wait"))
         return text, waits
 
     def close(self) -> bool:
@@ -279,11 +279,11 @@ class Trial:
         text = driver.call("deploy")
         asked = driver.ask(asked=True)["asked"]
         if not self.traits["elicits"]:
-            arguments = told(text, "task_answer")
+            arguments = arguments_for(text, "task_answer")
             arguments["value"] = "eu"
             text = driver.call("task_answer", **arguments)
             if NOT_YET not in text:
-                text = driver.call("task_wait", **told(text, "task_wait"))
+                text = driver.call("task_wait", **arguments_for(text, "task_wait"))
         text, _ = driver.to_the_end(text)
         expect("deployed to eu" in text, f"the result is {text!r}")
         expect(asked == (1 if self.traits["elicits"] else 0), f"the framework was asked {asked} times")
@@ -301,7 +301,7 @@ class Trial:
             raise Skipped("never gives up")
         by_itself = traits["gives_up"] is not True and traits["gives_up"] < AFTER
         server = self.serve("given-up")
-        driver = Driver(self, server, None if by_itself else IMPATIENCE)
+        driver = Driver(self, server, None if by_itself else SHORT_TIMEOUT)
         began = time.monotonic()
         said = driver.ask(call="count", arguments={"seconds": HANGUP, "name": "count"})
         took = time.monotonic() - began
@@ -315,9 +315,9 @@ class Trial:
         if not self.traits["gives_up"]:
             raise Skipped("never gives up")
         server = self.serve("again")
-        driver = Driver(self, server, IMPATIENCE)
+        driver = Driver(self, server, SHORT_TIMEOUT)
         try:
-            for times in range(1, 2 * HANGUP // IMPATIENCE):
+            for times in range(1, 2 * HANGUP // SHORT_TIMEOUT):
                 said = driver.ask(call="count", arguments={"seconds": HANGUP, "name": "count"})
                 text = said.get("text", said.get("error"))
                 if f"second {HANGUP} of" in text:
@@ -329,7 +329,7 @@ class Trial:
 
     def killed(self) -> str:
         server = self.serve("killed")
-        driver = Driver(self, server, PATIENCE)
+        driver = Driver(self, server, LONG_TIMEOUT)
         driver.process.stdin.write(json.dumps({"call": "count", "arguments": {"seconds": HANGUP, "name": "count"}}) + "\n")
         driver.process.stdin.flush()
         deadline = time.monotonic() + START
@@ -343,7 +343,7 @@ class Trial:
     def joins(self, server: Server) -> None:
         """The command goes on although its caller has gone, and who calls again gets its one result."""
         then, before = time.monotonic(), len(server.lines("count"))
-        driver = Driver(self, server, PATIENCE)
+        driver = Driver(self, server, LONG_TIMEOUT)
         try:
             time.sleep(max(0, then + AFTER - time.monotonic()))
             now = server.lines("count")
@@ -369,7 +369,7 @@ class Trial:
 
     def run(self, wanted: list[str]) -> None:
         try:
-            driver = Driver(self, self.server, PATIENCE)
+            driver = Driver(self, self.server, LONG_TIMEOUT)
         except Failed as error:
             why = str(error)
 

@@ -51,7 +51,7 @@ TASKWIRE = os.environ.get("TASKWIRE_BIN", str(ROOT / "target/debug/taskwire"))
 CHECKS = 51
 # What a call may take beyond the hold, and a machine that is busy with other things.
 SLACK_S = 5.0
-# A client without news is told at least every so many seconds that its call goes on.
+# A client gets progress of its call at least every so many seconds.
 BEAT_S = 5.0
 FOLLOWUPS = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"]
 ENDING = "happy"
@@ -93,8 +93,8 @@ ask = {{ type = "boolean", default = false, description = "whether to ask for th
 
 
 @dataclass
-class Place:
-    """Where servers and films are."""
+class Setup:
+    """The options, and the directory with the servers' files and the films."""
 
     options: argparse.Namespace
     dir: Path
@@ -187,9 +187,9 @@ class Run:
         return f"{'metropolis' if self.era == '2025-06-18' else 'nosferatu'}-{self.wire}"
 
 
-async def to_the_end(run: Run, place: Place, transport: Any) -> None:
+async def to_the_end(run: Run, setup: Setup, transport: Any) -> None:
     """Calls the slow tool and gets on by what the texts say."""
-    seconds, hold, tape = place.options.seconds, place.options.hold, run.tape
+    seconds, hold, tape = setup.options.seconds, setup.options.hold, run.tape
     if run.era == "2026-07-28":
         tape.step("Discovery", "The client asks what the server can do. It declares no extension, and cannot be asked anything.")
     else:
@@ -213,18 +213,18 @@ async def to_the_end(run: Run, place: Place, transport: Any) -> None:
                 said = await model.answer(said, ENDING)
             elif look:
                 tape.step("A look at the output", "To have something to tell its user, the model reads what is new. Nothing is shown twice.")
-                more, _, at = await model.read(at or said.told("task_wait"))
+                more, _, at = await model.read(at or said.arguments_for("task_wait"))
                 run.live += more
             look = not look
             step = tape.step("Waiting", "It runs on: the wait is held like the call, and returns with the same words.")
-            said = await model.call("task_wait", said.told("task_wait"))
+            said = await model.call("task_wait", said.arguments_for("task_wait"))
             if said.asks:
                 step.title, step.sentence = "Waiting, until it asks", "The client cannot be asked, so the model is."
             elif said.is_over:
                 step.title, step.sentence = "Waiting, to the end", "What the command wrote, as if the call had been held all the time."
         run.result = said
         tape.running = False
-        task = {"task_id": run.calls[0].told("task_wait")["task_id"]}
+        task = {"task_id": run.calls[0].arguments_for("task_wait")["task_id"]}
         if at is not None:
             more, _, at = await model.read(at)
             run.live += more
@@ -234,33 +234,33 @@ async def to_the_end(run: Run, place: Place, transport: Any) -> None:
         same(once_more.texts, said.texts, "the result can be had again")
 
 
-async def give_up_and_repeat(run: Run, place: Place, transport: Any) -> None:
-    """A client whose patience is shorter than the hold calls again, and then twice at once."""
-    hold = place.options.hold
+async def give_up_and_repeat(run: Run, setup: Setup, transport: Any) -> None:
+    """A client whose timeout is shorter than the hold calls again, and then twice at once."""
+    hold = setup.options.hold
     async with connected(run.era, transport, Tape(running=False)) as session:
         model = Model(session, hold)
         run.quick = await model.call("render", {"seconds": 1, "film": f"{run.film}-short"})
         run.early = await model.call("render", {"seconds": 3, "film": f"{run.film}-early", "ask": True})
-        run.early_result = await model.call("task_wait", (await model.answer(run.early, ENDING)).told("task_wait"))
-        arguments = {"seconds": place.options.seconds, "film": f"{run.film}-again"}
+        run.early_result = await model.call("task_wait", (await model.answer(run.early, ENDING)).arguments_for("task_wait"))
+        arguments = {"seconds": setup.options.seconds, "film": f"{run.film}-again"}
         try:
-            await model.call("render", arguments, patience=hold / 2)
+            await model.call("render", arguments, timeout=hold / 2)
         except MCPError as error:
             run.gave_up = error
         run.again = list(await asyncio.gather(*(model.call("render", arguments) for _ in range(2))))
-        task = run.again[0].told("task_wait")
+        task = run.again[0].arguments_for("task_wait")
         run.stopped = [await model.call("task_cancel", task), await model.call("task_wait", task)]
 
 
-async def drive(run: Run, place: Place, url: str) -> None:
+async def drive(run: Run, setup: Setup, url: str) -> None:
     """Both connections of a client at the same time."""
 
-    async def one(what: str, doing: Callable[[Run, Place, Any], Any]) -> None:
+    async def one(what: str, doing: Callable[[Run, Setup, Any], Any]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(asyncio.timeout(1.5 * place.options.seconds + 60))
-                wire = place.stdio(f"{run.film}-{what}") if run.wire == "stdio" else streamable_http_client(url)
-                await doing(run, place, wire)
+                await stack.enter_async_context(asyncio.timeout(1.5 * setup.options.seconds + 60))
+                wire = setup.stdio(f"{run.film}-{what}") if run.wire == "stdio" else streamable_http_client(url)
+                await doing(run, setup, wire)
         except BaseException as error:  # an ExceptionGroup from a task group included
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -272,9 +272,9 @@ async def drive(run: Run, place: Place, url: str) -> None:
 # What must hold of that.
 
 
-def checks(run: Run, place: Place) -> list[tuple[str, str, Callable[[], None]]]:
+def checks(run: Run, setup: Setup) -> list[tuple[str, str, Callable[[], None]]]:
     """The checks of one client: a name, the connection that they are about, and what looks."""
-    seconds, hold = place.options.seconds, place.options.hold
+    seconds, hold = setup.options.seconds, setup.options.hold
 
     def speaks() -> None:
         same(run.version, run.era, "the version")
@@ -308,7 +308,7 @@ def checks(run: Run, place: Place) -> list[tuple[str, str, Callable[[], None]]]:
                 silence = max(later - earlier for earlier, later in zip(at, at[1:], strict=False))
                 expect(silence <= BEAT_S + SLACK_S, f"`{call.tool}` said nothing for {silence:.1f} s")
         own = {int(done) for call in run.calls for _, done, _ in call.progress if done >= 1}
-        expect(len(own) >= 0.7 * seconds, f"the command's own progress was told: {sorted(own)}")
+        expect(len(own) >= 0.7 * seconds, f"the command's own progress came: {sorted(own)}")
 
     def asked() -> None:
         answers = [call for call in run.calls if call.tool == "task_answer"]
@@ -318,35 +318,35 @@ def checks(run: Run, place: Place) -> list[tuple[str, str, Callable[[], None]]]:
     def every_line() -> None:
         numbers = [int(line.split()[1]) for line in run.live.splitlines()]
         same(numbers, list(range(1, seconds + 1)), "the lines, read while it ran")
-        same(run.live, place.written(run.film), "the output, read while it ran")
+        same(run.live, setup.written(run.film), "the output, read while it ran")
         same(run.whole, run.live, "the output, read again from the beginning")
         expect(run.pages > 1, "the whole output takes more than one page")
 
     def result() -> None:
         expect(run.result.is_over and not run.result.result.is_error, run.result.text)
-        same(run.result.text, place.written(run.film), "the result")
+        same(run.result.text, setup.written(run.film), "the result")
 
     def started_once() -> None:
-        same(len(place.starts(run.film)), 1, "starts of the command")
+        same(len(setup.starts(run.film)), 1, "starts of the command")
 
     def short() -> None:
         same((run.quick.text, run.quick.result.is_error), ("frame 1 of 1, ending open\n", False), "the result")
 
     def early() -> None:
         expect(run.early.asks and run.early.took < hold - 0.5, f"after {run.early.took:.1f} s: {run.early.text}")
-        same(run.early_result.text, place.written(f"{run.film}-early"), "the result")
+        same(run.early_result.text, setup.written(f"{run.film}-early"), "the result")
 
     def repeated() -> None:
         same(run.gave_up and run.gave_up.error.code, types.REQUEST_TIMEOUT, "the client gave up")
-        ids = {call.told("task_wait")["task_id"] for call in run.again}
+        ids = {call.arguments_for("task_wait")["task_id"] for call in run.again}
         same(len(ids), 1, "tasks of three calls")
-        same(len(place.starts(f"{run.film}-again")), 1, "starts of the command")
+        same(len(setup.starts(f"{run.film}-again")), 1, "starts of the command")
 
     def cancelled() -> None:
         cancel, wait = run.stopped
         expect(not cancel.result.is_error, cancel.text)
         expect(wait.result.is_error and "was cancelled" in wait.text, wait.text)
-        (pid,) = place.starts(f"{run.film}-again")
+        (pid,) = setup.starts(f"{run.film}-again")
         deadline = time.monotonic() + SLACK_S
         while Path(f"/proc/{pid}").exists():
             expect(time.monotonic() < deadline, f"the command runs on: {pid}")
@@ -419,9 +419,9 @@ The server has this configuration, but for its directories:
 """
 
 
-def record(runs: list[Run], place: Place, path: Path) -> None:
-    config = place.config_text(".taskwire", "films")
-    document = Document(INTRO.format(hold=place.options.hold, mcp=version("mcp"), config=config))
+def record(runs: list[Run], setup: Setup, path: Path) -> None:
+    config = setup.config_text(".taskwire", "films")
+    document = Document(INTRO.format(hold=setup.options.hold, mcp=version("mcp"), config=config))
     for run in runs:
         if run.wire == "http":
             declares = "that declares no extension" if run.era == "2026-07-28" else "without tasks"
@@ -453,15 +453,15 @@ class Report:
             print(f"ok {number} - {name}", flush=True)
 
 
-async def play(place: Place) -> list[Run]:
+async def play(setup: Setup) -> list[Run]:
     runs = [
         Run("2025-06-18", "http", asks=False),
         Run("2026-07-28", "http", asks=True),
         Run("2025-06-18", "stdio", asks=True),
         Run("2026-07-28", "stdio", asks=False),
     ]
-    async with place.http() as url:
-        await asyncio.gather(*(drive(run, place, url) for run in runs))
+    async with setup.http() as url:
+        await asyncio.gather(*(drive(run, setup, url) for run in runs))
     return runs
 
 
@@ -477,18 +477,18 @@ def main() -> int:
         print(f"{TASKWIRE} is missing: cargo build -p taskwire-cli", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    place = Place(options, Path(tempfile.mkdtemp(prefix="taskwire-followups-")))
+    setup = Setup(options, Path(tempfile.mkdtemp(prefix="taskwire-followups-")))
     report = Report()
     try:
-        runs = asyncio.run(play(place))
+        runs = asyncio.run(play(setup))
         for run in runs:
-            for name, connection, look in checks(run, place):
+            for name, connection, look in checks(run, setup):
                 report.check(f"{run.name}: {name}", look, run.problems.get(connection))
         if options.record and not report.failed:
-            record(runs, place, options.record)
+            record(runs, setup, options.record)
         report.check("the server uses the words of docs/traces/followups.md", lambda: document_check(runs))
     finally:
-        shutil.rmtree(place.dir, ignore_errors=True)
+        shutil.rmtree(setup.dir, ignore_errors=True)
     count = report.passed + report.failed
     print(f"1..{count}")
     print(f"{report.passed} passed, {report.failed} failed")

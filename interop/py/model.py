@@ -17,7 +17,7 @@ from recorder import Tape
 CLIENT = types.Implementation(name="plain-client", version="1.0.0")
 NOT_YET = "This is not its result"
 # Much longer than a call may take: how long it took is looked at later.
-PATIENCE_S = 50.0
+TIMEOUT_S = 50.0
 
 
 def expect(held: Any, what: str) -> None:
@@ -70,7 +70,7 @@ class Call:
     def asks(self) -> bool:
         return "has a question" in self.text
 
-    def told(self, tool: str) -> dict[str, Any]:
+    def arguments_for(self, tool: str) -> dict[str, Any]:
         """The arguments with which this text says that a tool is to be called."""
         mention = re.search(rf"`{tool}` with (?=\{{)", self.text)
         expect(mention, f"nothing is said of `{tool}` with arguments in: {self.text}")
@@ -79,27 +79,27 @@ class Call:
 
 @dataclass
 class Model:
-    """Does what it is told, and knows nothing else."""
+    """Does what the texts say, and knows nothing else."""
 
     session: ClientSession
     hold: float
     calls: list[Call] = field(default_factory=list)
 
-    async def call(self, tool: str, arguments: dict[str, Any], patience: float | None = None) -> Call:
+    async def call(self, tool: str, arguments: dict[str, Any], timeout: float | None = None) -> Call:
         progress: list[tuple[float, float, float | None]] = []
         began = time.monotonic()
 
         async def progressed(done: float, total: float | None, _message: str | None) -> None:
             progress.append((time.monotonic() - began, done, total))
 
-        result = await self.session.call_tool(tool, arguments, patience or self.hold + PATIENCE_S, progressed)
+        result = await self.session.call_tool(tool, arguments, timeout or self.hold + TIMEOUT_S, progressed)
         call = Call(tool, arguments, time.monotonic() - began, result, progress)
         self.calls.append(call)
         return call
 
     async def answer(self, asked: Call, choice: str) -> Call:
         """Fills in the form that a text gave it to copy."""
-        arguments = asked.told("task_answer")
+        arguments = asked.arguments_for("task_answer")
         same(arguments["value"], "<one of the choices>", "a value to fill in")
         arguments["value"] = choice
         answered = await self.call("task_answer", arguments)
@@ -122,6 +122,6 @@ class Model:
             output, pages = output + more, pages + 1
             if "That is all of the output" in call.text or "has written nothing" in call.text and "ended" in call.text:
                 return output, pages, None
-            arguments = call.told("task_output")
+            arguments = call.arguments_for("task_output")
             if "There is more" not in call.text:
                 return output, pages, arguments

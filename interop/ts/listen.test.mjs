@@ -122,7 +122,7 @@ describe('subscriptions/listen with taskIds', { timeout: 120_000 }, () => {
     // close, also POSTs notifications/cancelled naming that id.
     const [first, second] = [await connect(), await connect()];
     try {
-      const execution = await first.session.callTool('slow_compute', { seconds: 2, label: 'ts-twins' });
+      const execution = await first.session.callTool('slow_compute', { seconds: 2, label: 'ts-same-id' });
       const { taskId } = execution.handle;
       await execution.detach();
       const dropped = await first.client.listen({ taskIds: [taskId] });

@@ -1,28 +1,28 @@
-//! The reader that is measured: some runs of one client, each read to its end.
+//! The reader that is measured: some calls of one client, each read to its end.
 
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use taskwire::client::{Client, Event, Link, Options, Outcome, Run, Target};
+use taskwire::client::{Call, Client, ConnectionState, Event, Options, Outcome, Target};
 use tokio::task::JoinSet;
 
-use super::{Read, Span, say_ready};
+use super::{ReadArgs, Span, say_ready};
 
 /// Calls the tool that pours, and reads what comes of all calls.
-pub(super) async fn read(read: &Read) -> Result<Span> {
+pub(super) async fn read(read: &ReadArgs) -> Result<Span> {
     let options = Options { name: "taskwire-bench".to_owned(), ..Options::default() };
     let client = Client::connect(Target::Url(format!("http://{}/mcp", read.addr)), options).await?;
-    ensure!(client.peer().partials, "the server does not push output");
+    ensure!(client.server_info().pushes_output, "the server does not push output");
     let arguments = serde_json::to_value(&read.pour)?;
-    let mut lanes = JoinSet::new();
+    let mut readers = JoinSet::new();
     for _ in 0..read.runs {
-        let run = client.start("pour", arguments.clone()).await?;
-        lanes.spawn(drain(run, read.pour.texts as u64, read.pour.size));
+        let call = client.start("pour", arguments.clone()).await?;
+        readers.spawn(drain(call, read.pour.texts as u64, read.pour.size));
     }
     say_ready();
     let mut whole: Option<Span> = None;
-    while let Some(lane) = lanes.join_next().await {
-        let span = lane??;
+    while let Some(reader) = readers.join_next().await {
+        let span = reader??;
         whole = Some(whole.map_or(span, |whole| Span { first: whole.first.min(span.first), last: whole.last.max(span.last) }));
     }
     match whole {
@@ -31,15 +31,15 @@ pub(super) async fn read(read: &Read) -> Result<Span> {
     }
 }
 
-/// Reads a run to its end, and takes the text out of each piece, as whoever uses a client does.
-async fn drain(mut run: Run, texts: u64, size: usize) -> Result<Span> {
+/// Reads a call to its end, and takes the text out of each piece, as whoever uses a client does.
+async fn drain(mut call: Call, texts: u64, size: usize) -> Result<Span> {
     let mut span: Option<Span> = None;
     let mut next = 0;
-    while let Some(event) = run.next().await {
+    while let Some(event) = call.next().await {
         match event? {
-            Event::Partial(partial) => {
-                ensure!(partial.seq == next, "partial result {} comes where {next} should", partial.seq);
-                let text = partial.text();
+            Event::Chunk(chunk) => {
+                ensure!(chunk.seq == next, "chunk {} comes where {next} should", chunk.seq);
+                let text = chunk.text();
                 ensure!(text.len() == size, "{} bytes of text came instead of {size}", text.len());
                 next += 1;
                 if next == 1 || next == texts {
@@ -48,17 +48,17 @@ async fn drain(mut run: Run, texts: u64, size: usize) -> Result<Span> {
                 }
             }
             Event::Done(Outcome::Result(result)) => {
-                ensure!(!result.is_error && next == texts, "{next} of {texts} partial results came before the end: {}", result.text());
+                ensure!(!result.is_error && next == texts, "{next} of {texts} chunks came before the end: {}", result.text());
                 return match span {
                     Some(span) => Ok(span),
                     None => bail!("nothing came"),
                 };
             }
             Event::Done(outcome) => bail!("it did not end well: {outcome:?}"),
-            Event::Gap { from, until } => bail!("the partial results {from} to {until} are lost"),
-            Event::Link(Link::Lost { reason, .. }) => bail!("the connection was lost: {reason}"),
+            Event::Gap { from, until } => bail!("the chunks {from} to {until} are lost"),
+            Event::Connection(ConnectionState::Lost { reason, .. }) => bail!("the connection was lost: {reason}"),
             _ => {}
         }
     }
-    bail!("the run has no end")
+    bail!("the call has no end")
 }

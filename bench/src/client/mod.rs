@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::{
     http::Conn,
     plan::Plan,
-    process::{Reading, Scratch, Server},
+    process::{ReaderProcess, Scratch, ServerProcess},
     report::{Findings, ReadSample, Speed},
     serve::{self, Kind, Pour},
     stages::in_turn,
@@ -24,15 +24,15 @@ use crate::{
     wire,
 };
 
-/// Partial results in a second where they come at a set pace, of all runs together.
+/// Partial results in a second where they come at a set pace, of all calls together.
 pub const PER_SECOND: usize = 10_000;
-/// Runs at once.
+/// Calls at once.
 pub const RUNS: [usize; 2] = [1, 10];
 /// What a reader says when it has all its streams.
 pub const READY: &str = "ready";
 /// Bytes of one text.
 const TEXT_BYTES: usize = 64;
-/// Pause before a measure: a client may have opened its stream once more by then, for the last of its runs.
+/// Pause before a measure: a client may have opened its stream once more by then, for the last of its calls.
 const OPEN: Duration = Duration::from_millis(500);
 /// Pause after it, so that what it leaves to be done is counted with it.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -62,7 +62,7 @@ impl Reader {
 
 /// How a reader is started.
 #[derive(Debug, clap::Args)]
-pub struct Read {
+pub struct ReadArgs {
     /// Which reader.
     kind: Reader,
     /// Where the server is.
@@ -71,12 +71,12 @@ pub struct Read {
     /// How many calls it makes, to read what comes of all of them at once.
     #[arg(long)]
     runs: usize,
-    // What each of them is told.
+    // The arguments of each call.
     #[command(flatten)]
     pour: Pour,
 }
 
-impl Read {
+impl ReadArgs {
     /// Partial results that must come.
     fn partials(&self) -> u64 {
         (self.runs * self.pour.texts) as u64
@@ -88,9 +88,9 @@ fn say_ready() {
     println!("{READY}");
 }
 
-/// What a reader has got.
+/// What a reader has read.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Got {
+pub struct ReadResult {
     /// Partial results.
     pub partials: u64,
     /// From the first of them to the last.
@@ -105,14 +105,14 @@ struct Span {
 }
 
 /// Reads everything, says what it was, and waits to be killed.
-pub async fn run(read: Read) -> Result<()> {
-    serve::end_with_input();
+pub async fn run(read: ReadArgs) -> Result<()> {
+    serve::exit_with_stdin();
     let span = match read.kind {
         Reader::Sse => sse::read(&read).await?,
         Reader::Client => drain::read(&read).await?,
     };
-    let got = Got { partials: read.partials(), seconds: span.last.duration_since(span.first).as_secs_f64() };
-    println!("{}", serde_json::to_string(&got)?);
+    let result = ReadResult { partials: read.partials(), seconds: span.last.duration_since(span.first).as_secs_f64() };
+    println!("{}", serde_json::to_string(&result)?);
     // Its processor time is read from outside, while it is there.
     std::future::pending().await
 }
@@ -122,8 +122,8 @@ pub async fn rounds(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> 
     for round in 0..plan.rounds {
         eprintln!("round {} of {}: readers of {RUNS:?} runs, {PER_SECOND} partials a second and full speed", round + 1, plan.rounds);
         let dir = scratch.fresh()?;
-        let own = Server::start_uncoalesced(&dir).await?;
-        let bare = Server::start(Kind::Bare, &scratch.fresh()?).await?;
+        let own = ServerProcess::start_uncoalesced(&dir).await?;
+        let bare = ServerProcess::start(Kind::Bare, &scratch.fresh()?).await?;
         for server in [&bare, &own] {
             for speed in [Speed::Paced, Speed::Full] {
                 for runs in RUNS {
@@ -148,22 +148,22 @@ pub async fn rounds(plan: &Plan, scratch: &Scratch, findings: &mut Findings) -> 
 }
 
 /// Has one reader read everything.
-async fn once(plan: &Plan, server: &Server, speed: Speed, runs: usize, reader: Reader) -> Result<ReadSample> {
+async fn once(plan: &Plan, server: &ServerProcess, speed: Speed, runs: usize, reader: Reader) -> Result<ReadSample> {
     let (partials, pause_us) = match speed {
-        // Each run has its part of the pace.
+        // Each call has its part of the pace.
         Speed::Paced => (plan.partials, (1_000_000 * runs / PER_SECOND) as u64),
         Speed::Full => (plan.partials_at_once, 0),
     };
     let pour = Pour { gate: new_gate(), texts: (partials / runs).max(1), size: TEXT_BYTES, pause_us };
-    let mut reading = Reading::start(reader, server, runs, &pour).await?;
+    let mut reading = ReaderProcess::start(reader, server, runs, &pour).await?;
     sleep(OPEN).await;
     let mut conn = Conn::open(server.addr).await?;
     let cpu = reading.cpu()?;
     wire::expect(&conn.exchange(&wire::open(server.addr, &pour.gate)).await?, "opened")?;
-    let got = reading.got().await?;
+    let result = reading.result().await?;
     sleep(SETTLE).await;
     let cpu = reading.cpu()? - cpu;
     reading.kill().await?;
-    ensure!(got.seconds > 0.0, "everything came at once: {} partial results are too few", got.partials);
-    Ok(ReadSample { per_second: got.partials as f64 / got.seconds, cpu_us: cpu * 1e6 / got.partials as f64 })
+    ensure!(result.seconds > 0.0, "everything came at once: {} partial results are too few", result.partials);
+    Ok(ReadSample { per_second: result.partials as f64 / result.seconds, cpu_us: cpu * 1e6 / result.partials as f64 })
 }

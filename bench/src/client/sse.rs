@@ -16,11 +16,11 @@ use hyper_util::rt::TokioIo;
 use memchr::{memchr, memmem::Finder};
 use tokio::net::TcpStream;
 
-use super::{Read, Span, say_ready};
+use super::{ReadArgs, Span, say_ready};
 use crate::{http::Conn, wire};
 
 /// Calls the tool that pours, and reads what comes of all calls.
-pub(super) async fn read(read: &Read) -> Result<Span> {
+pub(super) async fn read(read: &ReadArgs) -> Result<Span> {
     let mut conn = Conn::open(read.addr).await?;
     let mut tasks = Vec::new();
     for nth in 0..read.runs {
@@ -67,7 +67,7 @@ async fn piece(body: &mut Incoming) -> Result<Bytes> {
 /// Events as they come.
 struct Scan {
     /// A line that has begun and not ended.
-    begun: Vec<u8>,
+    partial_line: Vec<u8>,
     /// Whether the event that has begun carries output.
     output: bool,
     acknowledgement: Finder<'static>,
@@ -79,7 +79,7 @@ struct Scan {
 impl Scan {
     fn new() -> Self {
         Self {
-            begun: Vec::new(),
+            partial_line: Vec::new(),
             output: false,
             acknowledgement: Finder::new(r#""notifications/subscriptions/acknowledged""#),
             partial: Finder::new(r#""notifications/tasks/partial""#),
@@ -92,18 +92,18 @@ impl Scan {
     fn take(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while let Some(end) = memchr(b'\n', rest) {
-            if self.begun.is_empty() {
+            if self.partial_line.is_empty() {
                 self.line(&rest[..end]);
             } else {
-                let mut line = std::mem::take(&mut self.begun);
+                let mut line = std::mem::take(&mut self.partial_line);
                 line.extend_from_slice(&rest[..end]);
                 self.line(&line);
                 line.clear();
-                self.begun = line;
+                self.partial_line = line;
             }
             rest = &rest[end + 1..];
         }
-        self.begun.extend_from_slice(rest);
+        self.partial_line.extend_from_slice(rest);
     }
 
     fn line(&mut self, line: &[u8]) {

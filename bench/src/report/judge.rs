@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Chunks, Held, Measure, Mode, Report, flow_label, median};
+use super::{Chunks, Measure, Mode, Report, TaskPhase, flow_label, median};
 use crate::{
     client::{PER_SECOND, RUNS},
     plan::Stage,
@@ -98,8 +98,8 @@ fn task_targets(report: &Report) -> Vec<Verdict> {
     let create_growth = cpu(Measure::Create, None).zip(cpu(Measure::CreateAmongMany, None)).map(|(fresh, late)| late / fresh);
     let push = |server: Kind| report.push_series(server, plan.listeners);
     let pushes = push(Kind::Taskwire).zip(push(Kind::Bare));
-    let stored = report.held(Kind::Taskwire, Held::Ended);
-    let started = |held: Held| report.starts.iter().find(|start| start.held == held).map(|start| median(start.seconds.clone()));
+    let stored = report.memory_of(Kind::Taskwire, TaskPhase::Ended);
+    let started = |held: TaskPhase| report.starts.iter().find(|start| start.held == held).map(|start| median(start.seconds.clone()));
 
     vec![
         at_most("`tools/call` echo, CPU".to_owned(), cpu(Measure::Echo, None), ECHO_US_MAX, "µs"),
@@ -131,8 +131,8 @@ fn task_targets(report: &Report) -> Vec<Verdict> {
             STORED_MIB_MAX,
             "MiB",
         ),
-        at_most(format!("start to first answer, {} ended tasks stored", plan.tasks), started(Held::Ended), START_SECONDS_MAX, "s"),
-        at_most(format!("start to first answer, {} tasks interrupted", plan.tasks), started(Held::Working), START_SECONDS_MAX, "s"),
+        at_most(format!("start to first answer, {} ended tasks stored", plan.tasks), started(TaskPhase::Ended), START_SECONDS_MAX, "s"),
+        at_most(format!("start to first answer, {} tasks interrupted", plan.tasks), started(TaskPhase::Working), START_SECONDS_MAX, "s"),
     ]
 }
 

@@ -10,7 +10,7 @@ use std::{fs::File, io::Write as _, path::Path, time::Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use crate::{load::Load, plan::Plan, push::Pushes, serve::Kind};
+use crate::{load::LoadResult, plan::Plan, push::Pushes, serve::Kind};
 
 pub use clients::{Clients, ReadSample, Speed};
 pub use judge::{Ratio, Verdict};
@@ -51,14 +51,14 @@ impl Measure {
 /// What the tasks are that a server holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Held {
+pub enum TaskPhase {
     /// Their work is running, and waits.
     Working,
     /// They are completed, and only stored.
     Ended,
 }
 
-impl Held {
+impl TaskPhase {
     /// The tool that makes such tasks.
     pub fn tool(self) -> &'static str {
         match self {
@@ -88,13 +88,13 @@ pub struct Sample {
 
 impl Sample {
     /// Sums up a load that took the server `cpu` seconds.
-    pub fn new(load: &Load, cpu: f64) -> Self {
+    pub fn new(load: &LoadResult, cpu: f64) -> Self {
         let count = load.latencies_us.len() as f64;
         Self {
             per_second: count / load.seconds,
             cpu_us: cpu * 1e6 / count.max(1.0),
-            p50_us: at(&load.latencies_us, 0.5),
-            p99_us: at(&load.latencies_us, 0.99),
+            p50_us: quantile(&load.latencies_us, 0.5),
+            p99_us: quantile(&load.latencies_us, 0.99),
             errors: load.errors,
             first_error: load.first_error.clone(),
         }
@@ -160,8 +160,8 @@ pub struct PushSeries {
 impl PushSeries {
     fn sum_up(&mut self) {
         self.last_ms.sort_by(f64::total_cmp);
-        self.last_ms_p50 = at(&self.last_ms, 0.5);
-        self.last_ms_p95 = at(&self.last_ms, 0.95);
+        self.last_ms_p50 = quantile(&self.last_ms, 0.5);
+        self.last_ms_p95 = quantile(&self.last_ms, 0.95);
         self.spread_ms_p50 = median(self.spread_ms.clone());
         self.cpu_us = median(self.cpu_us_rounds.clone());
         self.bytes_per_stream = median(self.bytes_per_stream_rounds.clone());
@@ -174,7 +174,7 @@ pub struct Memory {
     /// Of which server.
     pub server: Kind,
     /// What the tasks are.
-    pub held: Held,
+    pub held: TaskPhase,
     /// How many.
     pub tasks: usize,
     /// Growth of the process over all of them, in bytes for each.
@@ -191,7 +191,7 @@ pub struct Start {
     /// Tasks in the store.
     pub tasks: usize,
     /// What they were when the process before was killed.
-    pub held: Held,
+    pub held: TaskPhase,
     /// Each start.
     pub seconds: Vec<f64>,
 }
@@ -284,7 +284,7 @@ impl Findings {
     /// Adds one round of pushes.
     pub fn pushes(&mut self, server: Kind, listeners: usize, round: Pushes) {
         let known = self.pushes.iter().position(|series| (series.server, series.listeners) == (server, listeners));
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             self.pushes.push(PushSeries {
                 server,
                 listeners,
@@ -300,7 +300,7 @@ impl Findings {
             });
             self.pushes.len() - 1
         });
-        let series = &mut self.pushes[place];
+        let series = &mut self.pushes[index];
         series.last_ms.extend(round.last_ms);
         series.spread_ms.extend(round.spread_ms);
         series.cpu_us_rounds.push(round.cpu_us);
@@ -364,18 +364,18 @@ impl Report {
         self.pushes.iter().find(|series| series.server == server && series.listeners == listeners)
     }
 
-    fn held(&self, server: Kind, held: Held) -> Option<&Memory> {
-        self.memory.iter().find(|memory| memory.server == server && memory.held == held)
+    fn memory_of(&self, server: Kind, phase: TaskPhase) -> Option<&Memory> {
+        self.memory.iter().find(|memory| memory.server == server && memory.held == phase)
     }
 }
 
 /// The value below which the given part of the sorted `values` lies; zero if there are none.
-fn at(values: &[f64], part: f64) -> f64 {
+fn quantile(values: &[f64], part: f64) -> f64 {
     let last = values.len().saturating_sub(1);
     values.get((last as f64 * part).round() as usize).copied().unwrap_or(0.0)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    at(&values, 0.5)
+    quantile(&values, 0.5)
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{at, median};
+use super::{median, quantile};
 use crate::serve::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -111,7 +111,7 @@ pub struct Spread {
 impl Spread {
     fn of(mut times_us: Vec<f64>) -> Self {
         times_us.sort_by(f64::total_cmp);
-        Self { p50_ms: at(&times_us, 0.5) / 1e3, p99_ms: at(&times_us, 0.99) / 1e3 }
+        Self { p50_ms: quantile(&times_us, 0.5) / 1e3, p99_ms: quantile(&times_us, 0.99) / 1e3 }
     }
 
     fn median(rounds: &[Self]) -> Self {

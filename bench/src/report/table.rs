@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{Held, Report, flow_label, median};
+use super::{Report, TaskPhase, flow_label, median};
 use crate::serve::Kind;
 
 const KIB: f64 = 1024.0;
@@ -224,9 +224,9 @@ fn comparison(text: &mut String, report: &Report) -> fmt::Result {
     Ok(())
 }
 
-fn shown(held: Held) -> &'static str {
+fn shown(held: TaskPhase) -> &'static str {
     match held {
-        Held::Working => "working",
-        Held::Ended => "ended",
+        TaskPhase::Working => "working",
+        TaskPhase::Ended => "ended",
     }
 }

@@ -27,7 +27,7 @@ use crate::http::find;
 
 /// What the names of its tasks begin with, and no other's.
 const PREFIX: &str = "019fpour";
-/// Events that may wait for a reader that is given them at a pace.
+/// Events that may wait for a reader that gets them at a pace.
 const QUEUE_LEN: usize = 1_024;
 /// Bytes that are sent at once to a reader that takes as much as it can.
 const FRAME_BYTES: usize = 16 * 1024;
@@ -51,7 +51,7 @@ pub(super) fn tools() -> String {
 
 /// The tasks that pour.
 #[derive(Clone, Default)]
-pub(super) struct Pours(Arc<Inner>);
+pub(super) struct PourTasks(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -73,20 +73,20 @@ struct Listen {
 #[derive(Deserialize)]
 struct Filter {
     #[serde(rename = "dev.taskwire/partials")]
-    outputs: Vec<Wanted>,
+    outputs: Vec<OutputFrom>,
 }
 
 /// A task, and the first chunk of its output that is wanted.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Wanted {
+struct OutputFrom {
     task_id: String,
     from_seq: usize,
 }
 
-impl Pours {
+impl PourTasks {
     /// Whether a task is one of these, or would be.
-    pub(super) fn is_one(task: &str) -> bool {
+    pub(super) fn is_pour_task(task: &str) -> bool {
         task.starts_with(PREFIX)
     }
 
@@ -124,13 +124,13 @@ impl Pours {
     }
 
     fn wanted(&self, body: &[u8]) -> Option<(Arc<Task>, usize)> {
-        let Request { params } = serde_json::from_slice::<Request<Wanted>>(body).ok()?;
+        let Request { params } = serde_json::from_slice::<Request<OutputFrom>>(body).ok()?;
         Some((self.task(&params.task_id)?, params.from_seq))
     }
 
     /// What the listen request `id` is answered with, if it is about such tasks.
-    pub(super) fn listen(&self, body: &[u8], id: &str) -> Option<Poured> {
-        // Others are told apart without parsing.
+    pub(super) fn listen(&self, body: &[u8], id: &str) -> Option<PourBody> {
+        // A request about other tasks is recognised without parsing.
         find(body, PREFIX.as_bytes())?;
         let Request { params } = serde_json::from_slice::<Request<Listen>>(body).ok()?;
         let meta = format!(r#""_meta":{{"io.modelcontextprotocol/subscriptionId":{id}}}"#);
@@ -148,7 +148,7 @@ impl Pours {
             None => Feed::Free { gate: Some(gate), flow },
             Some(pause) => Feed::Paced(paced(gate, flow, pause)),
         };
-        Some(Poured { begin: Some(Bytes::from(begin)), feed })
+        Some(PourBody { begin: Some(Bytes::from(begin)), feed })
     }
 
     fn task(&self, id: &str) -> Option<Arc<Task>> {
@@ -315,12 +315,12 @@ enum Feed {
 }
 
 /// The body of a stream. Like that of a real server it stays open when its tasks have ended.
-pub(super) struct Poured {
+pub(super) struct PourBody {
     begin: Option<Bytes>,
     feed: Feed,
 }
 
-impl Poured {
+impl PourBody {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         if let Some(begin) = self.begin.take() {
             return Poll::Ready(begin);
@@ -339,7 +339,7 @@ impl Poured {
     }
 }
 
-impl Body for Poured {
+impl Body for PourBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -368,22 +368,22 @@ mod tests {
         let mut bytes = Vec::new();
         while flow.write(&mut bytes) {}
         let text = String::from_utf8(bytes).unwrap();
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for event in text.split_terminator("\n\n") {
             let message: serde_json::Value = serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap();
             let params = &message["params"];
-            told.push(format!("{} {}{}", params["taskId"], params["seq"], params["status"]).replace('"', "").replace("null", ""));
+            events.push(format!("{} {}{}", params["taskId"], params["seq"], params["status"]).replace('"', "").replace("null", ""));
         }
-        assert_eq!(told, ["t0 0", "t1 2", "t1 completed", "t0 1", "t0 2", "t0 completed"]);
+        assert_eq!(events, ["t0 0", "t1 2", "t1 completed", "t0 1", "t0 2", "t0 completed"]);
     }
 
     #[test]
     fn what_was_sent_can_be_asked_for() {
-        let pours = Pours::default();
+        let pours = PourTasks::default();
         let made = pours.begin(Pour { gate: "g".to_owned(), texts: 3, size: 1, pause_us: 0 });
         let made: serde_json::Value = serde_json::from_str(&made).unwrap();
         let id = made["taskId"].as_str().unwrap();
-        assert!(Pours::is_one(id) && id.len() == 32);
+        assert!(PourTasks::is_pour_task(id) && id.len() == 32);
         let task = pours.task(id).unwrap();
         let page = |from: usize| -> serde_json::Value {
             let body = format!(r#"{{"id":1,"method":"dev.taskwire/partials/read","params":{{"taskId":"{id}","fromSeq":{from}}}}}"#);

@@ -16,8 +16,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{net::TcpListener, sync::broadcast};
 
 use super::{
-    bare_pour::{self, Pours},
-    bare_stream::Sources,
+    bare_pour::{self, PourTasks},
+    bare_stream::WriteTasks,
     pour::Pour,
     write::{Open, Write},
 };
@@ -38,7 +38,7 @@ type Reply = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 
 pub(super) async fn run(listener: TcpListener) -> Result<()> {
     let (ends, _) = broadcast::channel(FEED_LEN);
-    let (sources, pours) = (Sources::default(), Pours::default());
+    let (sources, pours) = (WriteTasks::default(), PourTasks::default());
     let answer = move |request: Request<Incoming>| answer(request, ends.clone(), sources.clone(), pours.clone());
     super::accept(listener, service_fn(answer)).await
 }
@@ -46,8 +46,8 @@ pub(super) async fn run(listener: TcpListener) -> Result<()> {
 async fn answer(
     request: Request<Incoming>,
     ends: broadcast::Sender<Bytes>,
-    sources: Sources,
-    pours: Pours,
+    sources: WriteTasks,
+    pours: PourTasks,
 ) -> Result<Response<Reply>, hyper::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
@@ -89,7 +89,7 @@ async fn answer(
         }
         ("server/discover", _) => bare_pour::discovered(),
         ("tools/list", _) => bare_pour::tools(),
-        ("tasks/get", task) if Pours::is_one(task) => pours.state(task),
+        ("tasks/get", task) if PourTasks::is_pour_task(task) => pours.state(task),
         ("dev.taskwire/partials/read", _) => pours.page(&body),
         _ => format!(r#"{{"resultType":"complete","status":"working",{TASK},{META}}}"#),
     };
@@ -97,7 +97,7 @@ async fn answer(
     Ok(respond("application/json", Either::Left(Full::new(Bytes::from(text)))))
 }
 
-/// A stream that begins with an acknowledgement and then tells of every end.
+/// A stream that begins with an acknowledgement and then sends the end of every task.
 fn listen(id: &str, ends: &broadcast::Sender<Bytes>) -> Response<Reply> {
     let begin = format!(
         "data: {}\n\n",

@@ -19,12 +19,12 @@ use tokio::sync::mpsc;
 use super::write::{Gates, Write};
 use crate::wire::READER_ID;
 
-/// Events that may wait for a reader that is given them at a pace.
+/// Events that may wait for a reader that gets them at a pace.
 const QUEUE_LEN: usize = 1_024;
 
 /// The tasks that write.
 #[derive(Clone, Default)]
-pub(super) struct Sources(Arc<Inner>);
+pub(super) struct WriteTasks(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -46,7 +46,7 @@ enum Output {
     Paced(Arc<Mutex<Vec<mpsc::Sender<Bytes>>>>),
 }
 
-impl Sources {
+impl WriteTasks {
     /// Makes a task that writes once its gate is open; its name.
     pub(super) fn write(&self, write: Write) -> String {
         // As long as a real one.

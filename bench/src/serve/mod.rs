@@ -73,7 +73,7 @@ pub struct Serve {
 /// Serves until the process is killed.
 pub async fn run(serve: Serve) -> Result<()> {
     if serve.tied {
-        end_with_input();
+        exit_with_stdin();
     }
     let listener = TcpListener::bind(serve.listen).await.with_context(|| format!("cannot listen on {}", serve.listen))?;
     match serve.kind {
@@ -84,7 +84,7 @@ pub async fn run(serve: Serve) -> Result<()> {
 }
 
 /// Ends this process when its standard input does, so that it cannot outlive what started it.
-pub fn end_with_input() {
+pub fn exit_with_stdin() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);

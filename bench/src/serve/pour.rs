@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Interval, interval};
 
-/// What the tool is told.
+/// The arguments of the tool.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema, clap::Args)]
 pub struct Pour {
     /// The gate that it waits at before it begins.

@@ -1,4 +1,4 @@
-//! The tool that writes: what it is told, the gate that it waits at, and the time that it puts into its texts. Taskwire
+//! The tool that writes: its arguments, the gate that it waits at, and the time that it puts into its texts. Taskwire
 //! and the bare server have it alike.
 
 use std::{
@@ -17,7 +17,7 @@ use tokio::{
 /// Digits at the beginning of a text that say when it was written.
 pub const STAMP_LEN: usize = 20;
 
-/// What the tool is told.
+/// The arguments of the tool.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Write {
     /// The gate that it waits at before it begins.
@@ -70,7 +70,7 @@ impl Write {
     }
 }
 
-/// What the tool that opens a gate is told.
+/// The arguments of the tool that opens a gate.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Open {
     /// Which gate.

@@ -10,7 +10,7 @@ use anyhow::Result;
 use crate::{
     load::{self, Op},
     plan::Plan,
-    process::{Scratch, Server},
+    process::{Scratch, ServerProcess},
     report::{Chunks, Findings, Mode, flow_label},
     serve::{Kind, Write},
     stages::{WARM_UP, in_turn},
@@ -32,19 +32,19 @@ const PAUSE_US: u64 = 5_000;
 /// The servers of one round, all fresh.
 struct Servers {
     /// Taskwire, with each text a chunk of its own.
-    single: Server,
+    single: ServerProcess,
     /// Taskwire as it is by default.
-    gathered: Server,
-    bare: Server,
+    gathered: ServerProcess,
+    bare: ServerProcess,
     dirs: Vec<PathBuf>,
 }
 
 impl Servers {
     async fn start(plan: &Plan, scratch: &Scratch) -> Result<Self> {
         let dirs = vec![scratch.fresh()?, scratch.fresh()?, scratch.fresh()?];
-        let single = Server::start_uncoalesced(&dirs[0]).await?;
-        let gathered = Server::start(Kind::Taskwire, &dirs[1]).await?;
-        let bare = Server::start(Kind::Bare, &dirs[2]).await?;
+        let single = ServerProcess::start_uncoalesced(&dirs[0]).await?;
+        let gathered = ServerProcess::start(Kind::Taskwire, &dirs[1]).await?;
+        let bare = ServerProcess::start(Kind::Bare, &dirs[2]).await?;
         for server in [&single, &gathered, &bare] {
             load::run(server.addr, plan.connections, WARM_UP, Op::Echo).await?;
         }
@@ -52,7 +52,7 @@ impl Servers {
     }
 
     /// The one that cuts its output so.
-    fn own(&self, chunks: Chunks) -> &Server {
+    fn own(&self, chunks: Chunks) -> &ServerProcess {
         match chunks {
             Chunks::Single => &self.single,
             Chunks::Gathered => &self.gathered,
@@ -118,7 +118,7 @@ async fn delays(plan: &Plan, servers: &Servers, round: usize, findings: &mut Fin
 
 /// Everything as fast as it can be: while it is written, then again from the beginning.
 async fn flows(plan: &Plan, servers: &Servers, round: usize, chunks: Chunks, readers: usize, findings: &mut Findings) {
-    let label = |mode, server: &Server| format!("stream {}, {readers} readers, {}", flow_label(mode, chunks), server.kind.name());
+    let label = |mode, server: &ServerProcess| format!("stream {}, {readers} readers, {}", flow_label(mode, chunks), server.kind.name());
     let mut written = Vec::new();
     for server in in_turn([servers.own(chunks), &servers.bare], round) {
         let write = write(plan, chunks, readers, server.kind);
@@ -143,7 +143,7 @@ async fn flows(plan: &Plan, servers: &Servers, round: usize, chunks: Chunks, rea
     }
 }
 
-/// What the tool is told: few chunks to many readers, more to few. The bare server writes large texts where Taskwire
+/// The arguments of the tool: few chunks to many readers, more to few. The bare server writes large texts where Taskwire
 /// gathers small ones; it is the same text in total.
 fn write(plan: &Plan, chunks: Chunks, readers: usize, kind: Kind) -> Write {
     let each = |total: usize, max: usize| (total / readers).min(max).max(1);

@@ -14,9 +14,9 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// A chunk of HTTP that is as large as this is none.
 const HTTP_CHUNK_MAX: usize = 64 * 1024 * 1024;
 
-/// What a reader has got so far.
+/// What a reader has counted so far.
 #[derive(Debug, Default)]
-pub struct Got {
+pub struct ReadCounts {
     /// Whether its stream was acknowledged.
     pub acknowledged: bool,
     /// Chunks.
@@ -44,14 +44,14 @@ impl Reader {
         let (stream, received) = conn.listen_raw(request).await?;
         let mut reader = Self { stream, buffer: vec![0; BUFFER_BYTES], scan: Scan::new(task, stamped) };
         reader.scan.take(&received, unix_ns())?;
-        reader.until(|got| got.acknowledged).await?;
+        reader.until(|counts| counts.acknowledged).await?;
         Ok(reader)
     }
 
-    /// Reads until what it has got is enough.
-    pub async fn until(&mut self, enough: impl Fn(&Got) -> bool) -> Result<()> {
-        while !enough(&self.scan.got) {
-            ensure!(!matches!(self.scan.framing, Framing::Over), "the stream ended after {} chunks", self.scan.got.chunks);
+    /// Reads until its counts are enough.
+    pub async fn until(&mut self, enough: impl Fn(&ReadCounts) -> bool) -> Result<()> {
+        while !enough(&self.scan.counts) {
+            ensure!(!matches!(self.scan.framing, Framing::Over), "the stream ended after {} chunks", self.scan.counts.chunks);
             let count = self.stream.read(&mut self.buffer).await.context("cannot receive")?;
             ensure!(count > 0, "the server closed the connection");
             self.scan.take(&self.buffer[..count], unix_ns())?;
@@ -59,9 +59,9 @@ impl Reader {
         Ok(())
     }
 
-    /// What it has got.
-    pub fn into_got(self) -> Got {
-        self.scan.got
+    /// What it has counted.
+    pub fn into_counts(self) -> ReadCounts {
+        self.scan.counts
     }
 }
 
@@ -81,7 +81,7 @@ enum Framing {
 struct Scan {
     framing: Framing,
     /// A line that has begun and not ended.
-    begun: Vec<u8>,
+    partial_line: Vec<u8>,
     /// Bytes taken so far.
     taken: u64,
     /// How many it were at the end of the acknowledgement.
@@ -91,14 +91,14 @@ struct Scan {
     method: Finder<'static>,
     seq: Finder<'static>,
     text: Finder<'static>,
-    got: Got,
+    counts: ReadCounts,
 }
 
 impl Scan {
     fn new(task: &str, stamped: bool) -> Self {
         Self {
             framing: Framing::Size(0),
-            begun: Vec::new(),
+            partial_line: Vec::new(),
             taken: 0,
             taken_before: 0,
             task: task.to_owned(),
@@ -106,7 +106,7 @@ impl Scan {
             method: Finder::new(r#""notifications/tasks/partial""#),
             seq: Finder::new(r#""seq":"#),
             text: Finder::new(r#""text":""#),
-            got: Got::default(),
+            counts: ReadCounts::default(),
         }
     }
 
@@ -145,19 +145,19 @@ impl Scan {
         let mut rest = piece;
         while let Some(end) = memchr(b'\n', rest) {
             self.taken += end as u64 + 1;
-            if self.begun.is_empty() {
+            if self.partial_line.is_empty() {
                 self.line(&rest[..end], now_ns)?;
             } else {
-                let mut line = std::mem::take(&mut self.begun);
+                let mut line = std::mem::take(&mut self.partial_line);
                 line.extend_from_slice(&rest[..end]);
                 self.line(&line, now_ns)?;
                 line.clear();
-                self.begun = line;
+                self.partial_line = line;
             }
             rest = &rest[end + 1..];
         }
         self.taken += rest.len() as u64;
-        self.begun.extend_from_slice(rest);
+        self.partial_line.extend_from_slice(rest);
         Ok(())
     }
 
@@ -171,30 +171,30 @@ impl Scan {
         }
         let seq = self.seq.find(line).with_context(|| format!("a chunk without number: {}", shown(line)))?;
         let seq = number(&line[seq + self.seq.needle().len()..]);
-        ensure!(seq == self.got.chunks, "chunk {seq} comes where {} should", self.got.chunks);
-        self.got.chunks += 1;
+        ensure!(seq == self.counts.chunks, "chunk {seq} comes where {} should", self.counts.chunks);
+        self.counts.chunks += 1;
         let mut rest = line;
         while let Some(start) = self.text.find(rest) {
             rest = &rest[start + self.text.needle().len()..];
             let len = memchr(b'"', rest).with_context(|| format!("a text without end: {}", shown(line)))?;
-            self.got.text_bytes += len as u64;
+            self.counts.text_bytes += len as u64;
             if self.stamped {
                 let written_ns = number(rest.get(..STAMP_LEN).context("a text without the moment of its writing")?);
-                self.got.delays_us.push(now_ns.saturating_sub(written_ns) as f64 / 1e3);
+                self.counts.delays_us.push(now_ns.saturating_sub(written_ns) as f64 / 1e3);
             }
             rest = &rest[len..];
         }
-        self.got.wire_bytes = self.taken - self.taken_before;
+        self.counts.wire_bytes = self.taken - self.taken_before;
         Ok(())
     }
 
     /// Takes an event that is no chunk.
     fn other(&mut self, line: &[u8]) -> Result<()> {
         if find(line, br#""notifications/subscriptions/acknowledged""#).is_some() && find(line, self.task.as_bytes()).is_some() {
-            self.got.acknowledged = true;
+            self.counts.acknowledged = true;
             self.taken_before = self.taken;
         } else if find(line, br#""resultType":"complete""#).is_some() {
-            self.got.ended = true;
+            self.counts.ended = true;
         } else {
             bail!("an event that should not be here: {}", shown(line));
         }
@@ -245,7 +245,7 @@ mod tests {
             for bytes in body.chunks(step) {
                 scan.take(bytes, 0).unwrap();
             }
-            let Got { acknowledged, chunks, text_bytes, ended, .. } = scan.got;
+            let ReadCounts { acknowledged, chunks, text_bytes, ended, .. } = scan.counts;
             assert_eq!((acknowledged, chunks, text_bytes, ended), (true, 3, 8, true), "in steps of {step}");
             assert!(matches!(scan.framing, Framing::Over));
         }
@@ -257,7 +257,7 @@ mod tests {
         let mut scan = Scan::new("t", false);
         scan.take(&body(&[&[ACK], &[first.as_str()], &[second.as_str()], &[END]]), 0).unwrap();
         // Two line ends, a size of two digits and its line end, and the line end of the chunk of HTTP.
-        assert_eq!(scan.got.wire_bytes, (first.len() + second.len() + 2 * (2 + 4 + 2)) as u64);
+        assert_eq!(scan.counts.wire_bytes, (first.len() + second.len() + 2 * (2 + 4 + 2)) as u64);
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
         let stamped = chunk(0, &format!("{:0>STAMP_LEN$}xx", 1_000));
         let mut scan = Scan::new("t", true);
         scan.take(&body(&[&[ACK], &[stamped.as_str()]]), 3_500).unwrap();
-        assert_eq!(scan.got.delays_us, [2.5]);
+        assert_eq!(scan.counts.delays_us, [2.5]);
         let second = chunk(1, "late");
         let error = Scan::new("t", false).take(&body(&[&[ACK], &[second.as_str()]]), 0).unwrap_err();
         assert!(error.to_string().contains("chunk 1 comes where 0 should"), "{error}");

@@ -11,8 +11,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::reader::{Got, Reader};
-use crate::{http::Conn, load, process::Server, report::FlowSample, serve::Write, wire};
+use super::reader::{ReadCounts, Reader};
+use crate::{http::Conn, load, process::ServerProcess, report::FlowSample, serve::Write, wire};
 
 /// How long a stream may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub fn new_gate() -> String {
 
 /// Opens the streams, then the gate of the tool that writes, and reads everything. Where it is known, `chunks` is how
 /// many chunks each reader must get.
-pub async fn live(server: &Server, readers: usize, write: &Write, chunks: Option<usize>) -> Result<Flow> {
+pub async fn live(server: &ServerProcess, readers: usize, write: &Write, chunks: Option<usize>) -> Result<Flow> {
     let task = call(server, write).await?;
     let streams = open(server, readers, &task, write.is_stamped()).await?;
     // Before anything is measured, so that it need not wait behind what the gate lets through.
@@ -49,17 +49,17 @@ pub async fn live(server: &Server, readers: usize, write: &Write, chunks: Option
     sleep(SETTLE).await;
     let cpu = server.cpu()?;
     let began = Instant::now();
-    let mut lanes = JoinSet::new();
+    let mut reads = JoinSet::new();
     for stream in streams {
-        lanes.spawn(read(stream, write.text_bytes()));
+        reads.spawn(read(stream, write.text_bytes()));
     }
     wire::expect(&conn.exchange(&wire::open(server.addr, &write.gate)).await?, "opened")?;
-    let (sample, delays_us) = gather(server, lanes, began, cpu, chunks).await?;
+    let (sample, delays_us) = gather(server, reads, began, cpu, chunks).await?;
     Ok(Flow { task, sample, delays_us })
 }
 
 /// Reads all that a task has written, which has ended.
-pub async fn replay(server: &Server, readers: usize, task: &str, write: &Write, chunks: Option<usize>) -> Result<FlowSample> {
+pub async fn replay(server: &ServerProcess, readers: usize, task: &str, write: &Write, chunks: Option<usize>) -> Result<FlowSample> {
     let mut conns = Vec::new();
     for _ in 0..readers {
         conns.push(Conn::open(server.addr).await?);
@@ -67,21 +67,21 @@ pub async fn replay(server: &Server, readers: usize, task: &str, write: &Write, 
     sleep(SETTLE).await;
     let cpu = server.cpu()?;
     let began = Instant::now();
-    let mut lanes = JoinSet::new();
+    let mut reads = JoinSet::new();
     for (nth, conn) in conns.into_iter().enumerate() {
         let request = wire::partials(server.addr, nth, task);
         let (task, text_bytes) = (task.to_owned(), write.text_bytes());
-        lanes.spawn(async move { read(Reader::open(conn, &request, &task, false).await?, text_bytes).await });
+        reads.spawn(async move { read(Reader::open(conn, &request, &task, false).await?, text_bytes).await });
     }
-    Ok(gather(server, lanes, began, cpu, chunks).await?.0)
+    Ok(gather(server, reads, began, cpu, chunks).await?.0)
 }
 
 /// Microseconds that each text took to become durable, with nobody reading.
-pub async fn commits(server: &Server, write: &Write) -> Result<Vec<f64>> {
+pub async fn commits(server: &ServerProcess, write: &Write) -> Result<Vec<f64>> {
     let task = call(server, write).await?;
     let mut conn = Conn::open(server.addr).await?;
     wire::expect(&conn.exchange(&wire::open(server.addr, &write.gate)).await?, "opened")?;
-    // Questions would disturb it.
+    // Polls would disturb it.
     sleep(write.span() + SETTLE).await;
     load::until_completed(&mut conn, server.addr, &task).await?;
     let text = wire::result_text(&conn.exchange(&wire::get(server.addr, 0, &task)).await?)?;
@@ -91,7 +91,7 @@ pub async fn commits(server: &Server, write: &Write) -> Result<Vec<f64>> {
 }
 
 /// Memory of the server for each stream on which nothing happens, in bytes.
-pub async fn idle(server: &Server, streams: usize) -> Result<f64> {
+pub async fn idle(server: &ServerProcess, streams: usize) -> Result<f64> {
     let write = Write { gate: new_gate(), texts: 1, size: 1, pause_us: 0, flush: false };
     let task = call(server, &write).await?;
     sleep(REST).await;
@@ -104,12 +104,12 @@ pub async fn idle(server: &Server, streams: usize) -> Result<f64> {
 }
 
 /// Calls the tool that writes; its task.
-async fn call(server: &Server, write: &Write) -> Result<String> {
+async fn call(server: &ServerProcess, write: &Write) -> Result<String> {
     wire::task_id(&Conn::open(server.addr).await?.exchange(&wire::write(server.addr, write)?).await?)
 }
 
 /// Opens streams on a task.
-async fn open(server: &Server, readers: usize, task: &str, stamped: bool) -> Result<Vec<Reader>> {
+async fn open(server: &ServerProcess, readers: usize, task: &str, stamped: bool) -> Result<Vec<Reader>> {
     let mut streams = Vec::with_capacity(readers);
     for nth in 0..readers {
         let request = wire::partials(server.addr, nth, task);
@@ -120,19 +120,19 @@ async fn open(server: &Server, readers: usize, task: &str, stamped: bool) -> Res
 }
 
 /// Reads a stream to its end; the moment at which the last text was there.
-async fn read(mut stream: Reader, text_bytes: u64) -> Result<(Instant, Got)> {
-    stream.until(|got| got.text_bytes >= text_bytes).await?;
+async fn read(mut stream: Reader, text_bytes: u64) -> Result<(Instant, ReadCounts)> {
+    stream.until(|counts| counts.text_bytes >= text_bytes).await?;
     let done = Instant::now();
-    stream.until(|got| got.ended).await?;
-    let got = stream.into_got();
-    ensure!(got.text_bytes == text_bytes, "{} bytes of text came instead of {text_bytes}", got.text_bytes);
-    Ok((done, got))
+    stream.until(|counts| counts.ended).await?;
+    let counts = stream.into_counts();
+    ensure!(counts.text_bytes == text_bytes, "{} bytes of text came instead of {text_bytes}", counts.text_bytes);
+    Ok((done, counts))
 }
 
 /// Waits for all readers.
 async fn gather(
-    server: &Server,
-    mut lanes: JoinSet<Result<(Instant, Got)>>,
+    server: &ServerProcess,
+    mut reads: JoinSet<Result<(Instant, ReadCounts)>>,
     began: Instant,
     cpu: f64,
     expected: Option<usize>,
@@ -140,16 +140,16 @@ async fn gather(
     let mut sample = FlowSample::default();
     let mut delays_us = Vec::new();
     let mut last = began;
-    while let Some(lane) = timeout(READ_MAX, lanes.join_next()).await.context("readers wait for ever")? {
-        let (done, got) = lane.context("a reader's lane broke")??;
+    while let Some(read) = timeout(READ_MAX, reads.join_next()).await.context("readers wait for ever")? {
+        let (done, counts) = read.context("a reader broke")??;
         if let Some(expected) = expected {
-            ensure!(got.chunks == expected as u64, "{} chunks came instead of {expected}", got.chunks);
+            ensure!(counts.chunks == expected as u64, "{} chunks came instead of {expected}", counts.chunks);
         }
         last = last.max(done);
-        sample.chunks += got.chunks;
-        sample.text_bytes += got.text_bytes;
-        sample.wire_bytes += got.wire_bytes;
-        delays_us.extend(got.delays_us);
+        sample.chunks += counts.chunks;
+        sample.text_bytes += counts.text_bytes;
+        sample.wire_bytes += counts.wire_bytes;
+        delays_us.extend(counts.delays_us);
     }
     sleep(SETTLE).await;
     sample.seconds = last.duration_since(began).as_secs_f64();

@@ -1,4 +1,4 @@
-"""What all drivers have in common. A driver opens a connection with its framework, says what it is, and does what it is told:
+"""What all drivers have in common. A driver opens a connection with its framework, says what it is, and does what its input says:
 
     {"list": true}                            the names of the tools that the framework made: {"tools": [...]}
     {"call": "count", "arguments": {...}}     {"text": "..."} as a model would read it, or {"error": "..."}
@@ -28,7 +28,7 @@ class Options:
     # How a client starts its server.
     serve: list[str]
     # Seconds after which a call is to be given up; None is the framework's own default.
-    patience: float | None
+    call_timeout: float | None
     asked: int = 0
 
     def answer(self, schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from driver import Framework, main
 
 @asynccontextmanager
 async def connect(options):
-    patience = {} if options.patience is None else {"sse_read_timeout": options.patience}
+    timeout = {} if options.call_timeout is None else {"sse_read_timeout": options.call_timeout}
 
     async def call(name, arguments):
         result = await tools[name].run_json(arguments, CancellationToken())
         return tools[name].return_value_as_string(result) if isinstance(result, str) else "\n".join(b.text for b in result)
 
-    made = await mcp_server_tools(StreamableHttpServerParams(url=options.url, **patience))
+    made = await mcp_server_tools(StreamableHttpServerParams(url=options.url, **timeout))
     tools = {tool.name: tool for tool in made}
     for tool in made:
         tool.schema

@@ -16,7 +16,7 @@ async def connect(options):
         result = await client.call_tool(tool, arguments, raise_on_error=False)
         return texts(result.content)
 
-    async with Client(options.url, timeout=options.patience, elicitation_handler=asked) as client:
+    async with Client(options.url, timeout=options.call_timeout, elicitation_handler=asked) as client:
         yield Framework([tool.name for tool in await client.list_tools()], call)
 
 

@@ -21,9 +21,9 @@ async def connect(options):
         result = await tools[name].run_async(args=arguments, tool_context=MagicMock(spec=ToolContext))
         return texts(result["content"]) if "content" in result else str(result)
 
-    patience = {} if options.patience is None else {"sse_read_timeout": options.patience}
+    timeout = {} if options.call_timeout is None else {"sse_read_timeout": options.call_timeout}
     toolset = McpToolset(
-        connection_params=StreamableHTTPConnectionParams(url=options.url, **patience), elicitation_callback=asked
+        connection_params=StreamableHTTPConnectionParams(url=options.url, **timeout), elicitation_callback=asked
     )
     tools = {tool.name: tool for tool in await toolset.get_tools()}
     for tool in tools.values():

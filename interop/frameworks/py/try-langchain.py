@@ -20,8 +20,8 @@ async def connect(options):
         return result if isinstance(result, str) else texts(result)
 
     server = {"transport": "http", "url": options.url}
-    if options.patience is not None:
-        server["session_kwargs"] = {"read_timeout_seconds": timedelta(seconds=options.patience)}
+    if options.call_timeout is not None:
+        server["session_kwargs"] = {"read_timeout_seconds": timedelta(seconds=options.call_timeout)}
     client = MultiServerMCPClient({"taskwire": server}, callbacks=Callbacks(on_elicitation=asked))
     tools = {tool.name: tool for tool in await client.get_tools()}
     for tool in tools.values():

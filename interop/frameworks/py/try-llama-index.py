@@ -8,14 +8,14 @@ from llama_index.tools.mcp import BasicMCPClient, McpToolSpec
 
 @asynccontextmanager
 async def connect(options):
-    patience = {} if options.patience is None else {"timeout": int(options.patience)}
+    timeout = {} if options.call_timeout is None else {"timeout": int(options.call_timeout)}
 
     async def call(name, arguments):
         output = await tools[name].acall(**arguments)
         # A model reads it as Python shows such an object; the text is the same.
         return texts(output.raw_output.content)
 
-    made = await McpToolSpec(BasicMCPClient(options.url, **patience)).to_tool_list_async()
+    made = await McpToolSpec(BasicMCPClient(options.url, **timeout)).to_tool_list_async()
     tools = {tool.metadata.name: tool for tool in made}
     for tool in made:
         tool.metadata.to_openai_tool()

@@ -17,10 +17,10 @@ async def connect(options):
         return texts(result.content)
 
     bridge = StdioServerParameters(command=sys.executable, args=["-m", "mcp_proxy", "--transport", "streamablehttp", options.url])
-    patience = options.patience and timedelta(seconds=options.patience)
+    timeout = options.call_timeout and timedelta(seconds=options.call_timeout)
     async with (
         stdio_client(bridge) as (read, write),
-        ClientSession(read, write, read_timeout_seconds=patience) as session,
+        ClientSession(read, write, read_timeout_seconds=timeout) as session,
     ):
         await session.initialize()
         yield Framework([tool.name for tool in (await session.list_tools()).tools], call)

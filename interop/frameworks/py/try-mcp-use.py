@@ -19,7 +19,7 @@ async def connect(options):
         return ElicitResult(action="accept", content=options.answer(params.requestedSchema))
 
     async def call(name, arguments):
-        async with asyncio.timeout(options.patience):
+        async with asyncio.timeout(options.call_timeout):
             result = await tools[name].ainvoke(arguments)
         return result if isinstance(result, str) else texts(result) if isinstance(result, list) else str(result)
 

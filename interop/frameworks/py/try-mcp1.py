@@ -18,12 +18,12 @@ async def connect(options):
         result = await session.call_tool(tool, arguments)
         return texts(result.content)
 
-    patience = options.patience and timedelta(seconds=options.patience)
+    timeout = options.call_timeout and timedelta(seconds=options.call_timeout)
     program, *args = options.serve
     server = StdioServerParameters(command=program, args=args)
     async with (
         streamablehttp_client(options.url) if options.url else stdio_client(server) as (read, write, *_),
-        ClientSession(read, write, read_timeout_seconds=patience, elicitation_callback=asked) as session,
+        ClientSession(read, write, read_timeout_seconds=timeout, elicitation_callback=asked) as session,
     ):
         await session.initialize()
         yield Framework([tool.name for tool in (await session.list_tools()).tools], call)

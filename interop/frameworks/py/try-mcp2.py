@@ -19,7 +19,7 @@ async def connect(options):
 
     program, *args = options.serve
     server = options.url or stdio_client(StdioServerParameters(command=program, args=args))
-    async with Client(server, read_timeout_seconds=options.patience, elicitation_callback=asked) as client:
+    async with Client(server, read_timeout_seconds=options.call_timeout, elicitation_callback=asked) as client:
         yield Framework([tool.name for tool in (await client.list_tools()).tools], call)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI Agents: a function tool of each tool, invoked as its runner does. Gives up after 5 s; what went wrong is told the model."""
+"""OpenAI Agents: a function tool of each tool, invoked as its runner does. Gives up after 5 s; its model reads what went wrong."""
 
 import json
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from driver import Framework, main
 
 @asynccontextmanager
 async def connect(options):
-    patience = {} if options.patience is None else {"client_session_timeout_seconds": options.patience}
+    timeout = {} if options.call_timeout is None else {"client_session_timeout_seconds": options.call_timeout}
 
     async def call(name, arguments):
         text = json.dumps(arguments)
@@ -20,7 +20,7 @@ async def connect(options):
         blocks = result if isinstance(result, list) else [result]
         return "\n".join(block if isinstance(block, str) else block["text"] for block in blocks)
 
-    async with MCPServerStreamableHttp({"url": options.url}, **patience) as server:
+    async with MCPServerStreamableHttp({"url": options.url}, **timeout) as server:
         made = await MCPUtil.get_function_tools(server, True, RunContextWrapper(None), Agent("trial"))
         tools = {tool.name: tool for tool in made}
         yield Framework(list(tools), call)

@@ -20,9 +20,9 @@ async def connect(options):
         result = await toolset.call_tool(name, checked, context, tools[name])
         return result if isinstance(result, str) else "\n".join(map(str, result))
 
-    patience = {} if options.patience is None else {"read_timeout": options.patience}
+    timeout = {} if options.call_timeout is None else {"read_timeout": options.call_timeout}
     context = RunContext(deps=None, model=TestModel(), usage=RunUsage())
-    async with MCPToolset(options.url, elicitation_handler=asked, **patience) as toolset:
+    async with MCPToolset(options.url, elicitation_handler=asked, **timeout) as toolset:
         tools = await toolset.get_tools(context)
         yield Framework(list(tools), call)
 

@@ -9,13 +9,13 @@ from smolagents.models import get_tool_json_schema
 
 @asynccontextmanager
 async def connect(options):
-    patience = {} if options.patience is None else {"client_session_timeout_seconds": float(options.patience)}
+    timeout = {} if options.call_timeout is None else {"client_session_timeout_seconds": float(options.call_timeout)}
 
     def call(name, arguments):
         result = tools[name](**arguments)
         return result if isinstance(result, str) else str(result)
 
-    with MCPClient({"url": options.url}, adapter_kwargs=patience, structured_output=False) as made:
+    with MCPClient({"url": options.url}, adapter_kwargs=timeout, structured_output=False) as made:
         tools = {tool.name: tool for tool in made}
         for tool in made:
             get_tool_json_schema(tool)

@@ -23,7 +23,7 @@ async def connect(options):
     client = MCPClient(url=options.url, elicitation_callback=asked)
     tools = {tool.tool_name: tool for tool in await client.load_tools()}
     for tool in tools.values():
-        tool.timeout = options.patience and timedelta(seconds=options.patience)
+        tool.timeout = options.call_timeout and timedelta(seconds=options.call_timeout)
         assert tool.tool_spec["inputSchema"]["json"]["type"] == "object"
     yield Framework(list(tools), call)
     client.stop(None, None, None)

@@ -2,7 +2,7 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
-import { answer, main, patience, texts } from './driver.mjs';
+import { answer, callTimeout, main, texts } from './driver.mjs';
 
 export const bridge = (name, command, args, { elicits = true } = {}) =>
   main(
@@ -14,7 +14,7 @@ export const bridge = (name, command, args, { elicits = true } = {}) =>
       const { tools } = await client.listTools();
       return {
         tools: tools.map((tool) => tool.name),
-        call: async (name, args) => texts((await client.callTool({ name, arguments: args }, undefined, { timeout: patience })).content),
+        call: async (name, args) => texts((await client.callTool({ name, arguments: args }, undefined, { timeout: callTimeout })).content),
         close: () => client.close(),
       };
     },

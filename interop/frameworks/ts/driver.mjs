@@ -2,10 +2,10 @@
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 
-/** @type {{url: string, serve: string[], patience: number | null}} */
+/** @type {{url: string, serve: string[], call_timeout: number | null}} */
 export const options = JSON.parse(process.argv[2]);
 /** Milliseconds after which a call is to be given up; undefined is the framework's own default. */
-export const patience = options.patience === null ? undefined : options.patience * 1000;
+export const callTimeout = options.call_timeout === null ? undefined : options.call_timeout * 1000;
 
 const require = createRequire(import.meta.url);
 let asked = 0;

@@ -1,7 +1,7 @@
 // The AI SDK's client: tools with `execute`, as `generateText` calls them. It has no timeout; a program gives up by an abort signal.
 import { createMCPClient, ElicitationRequestSchema } from '@ai-sdk/mcp';
 import { asSchema } from 'ai';
-import { answer, main, options, patience, texts } from './driver.mjs';
+import { answer, callTimeout, main, options, texts } from './driver.mjs';
 
 await main(
   '@ai-sdk/mcp',
@@ -16,7 +16,7 @@ await main(
     return {
       tools: Object.keys(tools),
       call: async (name, args) => {
-        const abortSignal = patience === undefined ? undefined : AbortSignal.timeout(patience);
+        const abortSignal = callTimeout === undefined ? undefined : AbortSignal.timeout(callTimeout);
         const result = await tools[name].execute(args, { toolCallId: 'call', messages: [], abortSignal });
         return texts(result.content);
       },

@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process';
 import { mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { folder, main, options, patience, texts } from './driver.mjs';
+import { callTimeout, folder, main, options, texts } from './driver.mjs';
 
 const home = mkdtempSync(join(tmpdir(), 'inspector-'));
 const env = { ...process.env, HOME: home, MCP_INSPECTOR_SECRET_STORE: 'memory' };
@@ -13,7 +13,7 @@ const program = `${folder('@modelcontextprotocol/inspector')}/clients/launcher/b
 const cli = (method, ...args) =>
   new Promise((resolve, reject) => {
     const all = [program, '--cli', options.url, '--format', 'json', '--method', method, ...args];
-    execFile(process.execPath, all, { env, timeout: patience }, (error, stdout, stderr) => {
+    execFile(process.execPath, all, { env, timeout: callTimeout }, (error, stdout, stderr) => {
       if (error) reject(new Error(`${error.message} ${stdout} ${stderr}`));
       else resolve(JSON.parse(stdout));
     });
@@ -24,8 +24,8 @@ await main('@modelcontextprotocol/inspector', async () => {
   return {
     tools: (listed.result ?? listed).tools.map((tool) => tool.name),
     call: async (name, args) => {
-      const given = Object.entries(args).flatMap(([key, value]) => ['--tool-arg', `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`]);
-      const called = await cli('tools/call', '--tool-name', name, ...given);
+      const toolArgs = Object.entries(args).flatMap(([key, value]) => ['--tool-arg', `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`]);
+      const called = await cli('tools/call', '--tool-name', name, ...toolArgs);
       return texts((called.result ?? called).content);
     },
     close: async () => {},

@@ -2,7 +2,7 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
-import { answer, main, options, patience, texts } from './driver.mjs';
+import { answer, callTimeout, main, options, texts } from './driver.mjs';
 
 await main(
   '@modelcontextprotocol/sdk',
@@ -14,7 +14,7 @@ await main(
     const { tools } = await client.listTools();
     return {
       tools: tools.map((tool) => tool.name),
-      call: async (name, args) => texts((await client.callTool({ name, arguments: args }, undefined, { timeout: patience })).content),
+      call: async (name, args) => texts((await client.callTool({ name, arguments: args }, undefined, { timeout: callTimeout })).content),
       close: async () => {
         await transport.terminateSession();
         await client.close();

@@ -1,6 +1,6 @@
 // The official TypeScript SDK 2.x, as it negotiates by itself. Gives up after 60 s.
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { answer, main, options, patience, texts } from './driver.mjs';
+import { answer, callTimeout, main, options, texts } from './driver.mjs';
 
 await main(
   '@modelcontextprotocol/client',
@@ -11,7 +11,7 @@ await main(
     const { tools } = await client.listTools();
     return {
       tools: tools.map((tool) => tool.name),
-      call: async (name, args) => texts((await client.callTool({ name, arguments: args }, { timeout: patience })).content),
+      call: async (name, args) => texts((await client.callTool({ name, arguments: args }, { timeout: callTimeout })).content),
       close: () => client.close(),
     };
   },

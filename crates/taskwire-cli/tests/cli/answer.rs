@@ -36,9 +36,9 @@ fn asked(user: &User, url: &str, args: &[&str]) -> (RunningCommand, String, Stri
     (running, task, rest.to_owned())
 }
 
-/// The answer that the tool was given.
+/// The answer that the tool got.
 #[track_caller]
-fn given(running: RunningCommand) -> Value {
+fn answer_of(running: RunningCommand) -> Value {
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     serde_json::from_str(&ended.out).expect("JSON")
@@ -103,7 +103,7 @@ fn an_answer_that_does_not_fit_is_not_sent() {
     }
     assert_eq!(user.run(&["answer", &task, "size", "--accept", "--decline"]).code, Some(2), "one or the other");
     assert_eq!(user.run(&["answer", &task, "size", "width=3", "colour=red"]).code, Some(0), "it is still open");
-    assert_eq!(given(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
+    assert_eq!(answer_of(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
     let late = user.run(&["answer", &task, "size", "width=4"]);
     late.is_refusal("the task has ended (completed): nothing is asked any more");
 }
@@ -113,16 +113,16 @@ fn the_server_is_asked_once_which_question_is_open() {
     // As the page of the Tasks extension shows it.
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
     let question = json!({"method": "elicitation/create", "params": {"mode": "form", "message": "Your name?", "requestedSchema": schema}});
-    let (user, puppet) = (
+    let (user, scripted) = (
         User::new(),
         ScriptedServer::showing(json!({
             "resultType": "complete", "taskId": "t1", "status": "input_required", "createdAt": "2025-11-25T10:30:00Z",
             "lastUpdatedAt": "2025-11-25T10:50:00Z", "ttlMs": 3_600_000, "pollIntervalMs": 5000, "inputRequests": {"name": question},
         })),
     );
-    let ended = user.run(&["answer", &format!("{}#t1", puppet.url()), "Ada"]);
+    let ended = user.run(&["answer", &format!("{}#t1", scripted.url()), "Ada"]);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), "taskwire: answered name of t1\n"), "{ended:?}");
-    let asked: Vec<String> = puppet.methods().into_iter().filter(|method| method.starts_with("tasks/")).collect();
+    let asked: Vec<String> = scripted.methods().into_iter().filter(|method| method.starts_with("tasks/")).collect();
     assert_eq!(asked, ["tasks/get", "tasks/update"], "a second look so soon would be one more than the server wants");
 }
 
@@ -139,7 +139,7 @@ fn the_only_question_needs_no_key() {
     for era in ["modern", "legacy"] {
         let (running, task, _) = asked(&user, &fixture.url(), &["deploy", "--era", era]);
         assert!(running.err.text().contains("taskwire: the task asks: Which region? (eu, us)\n"), "{era}: {}", running.err.text());
-        // In a session a question is told only to who follows the task.
+        // In a session only a client that follows the task is sent a question.
         if era == "modern" {
             let got = user.run(&["get", &task]).out;
             assert!(got.contains("question  where: Which region? (eu, us)\n"), "{got}");
@@ -148,11 +148,11 @@ fn the_only_question_needs_no_key() {
             );
         }
         assert_eq!(user.run(&["answer", &task, "us"]).code, Some(0), "{era}");
-        assert_eq!(given(running), json!({"action": "accept", "content": {"region": "us"}}), "{era}");
+        assert_eq!(answer_of(running), json!({"action": "accept", "content": {"region": "us"}}), "{era}");
     }
     let (running, task, _) = asked(&user, &fixture.url(), &["size"]);
     assert_eq!(user.run(&["answer", &task, "width=3", "colour=red"]).code, Some(0));
-    assert_eq!(given(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
+    assert_eq!(answer_of(running), json!({"action": "accept", "content": {"colour": "red", "width": 3}}));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn who_names_no_question_is_told_which_are_open_and_how_to_answer_them() {
     let open = format!("which question? Name one that is open:\n  {asked_for}\n    taskwire answer {task} size width=…");
     user.run(&["answer", &task]).is_refusal(&open);
     assert_eq!(user.run(&["answer", &task, "--decline"]).code, Some(0), "there is only one");
-    assert_eq!(given(running)["action"], "decline");
+    assert_eq!(answer_of(running)["action"], "decline");
     user.run(&["answer", &task]).is_refusal("the task has ended (completed): nothing is asked any more");
     let busy = user.detach(&fixture.url(), "busy");
     user.run(&["answer", &busy]).is_refusal("the task asks nothing");
@@ -195,7 +195,7 @@ fn a_form_can_be_accepted_as_it_is() {
     let (user, fixture) = (User::new(), TestServer::serve([tool]));
     let (running, task, _) = asked(&user, &fixture.url(), &["sure"]);
     assert_eq!(user.run(&["answer", &task, "sure", "--accept"]).code, Some(0));
-    assert_eq!(given(running), json!({"action": "accept", "content": {"sure": true}}));
+    assert_eq!(answer_of(running), json!({"action": "accept", "content": {"sure": true}}));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_page_is_only_ever_named_and_somebody_agrees_or_not() {
         user.run(&["answer", &task, "sign_in", "x=1"]).is_refusal(neither);
         user.run(&["answer", &task, "sign_in"]).is_refusal(neither);
         assert_eq!(user.run(&["answer", &task, "sign_in", flag]).code, Some(0), "{flag}");
-        assert_eq!(given(running)["action"], action);
+        assert_eq!(answer_of(running)["action"], action);
     }
 }
 
@@ -265,5 +265,5 @@ fn who_comes_later_is_asked_as_well() {
     assert!(got.out.contains("status    input_required\n") && got.out.contains(&question), "{}", got.out);
     assert_eq!(user.run(&["answer", &task, "size", "7"]).code, Some(2), "of two fields it is not clear which");
     assert_eq!(user.run(&["answer", &task, "size", "width=7"]).code, Some(0));
-    assert_eq!(given(second)["content"]["width"], 7);
+    assert_eq!(answer_of(second)["content"]["width"], 7);
 }

@@ -14,7 +14,7 @@ use crate::{
     user::{RunningCommand, User},
 };
 
-/// What the demo server tells, word by word.
+/// The output of the demo server's story, which comes word by word.
 const STORY: &str = "Once there was a lighthouse that answered every ship. One night the lamp went out in the middle of a \
 sentence. The keeper lit it again, read in the log where the light had stopped, and finished the word. The ships had waited. \
 Nobody was lost, and nobody was told the same thing twice.";
@@ -394,7 +394,7 @@ impl Drop for Farewell {
 
 /// A call that is never a task and waits in silence; that it has begun, and that it is over.
 fn hold(gate: &Gate) -> (Tool, mpsc::Receiver<&'static str>) {
-    let (sender, news) = mpsc::channel();
+    let (sender, signals) = mpsc::channel();
     let gate = gate.clone();
     let body = move |ctx: Ctx| {
         let (gate, sender) = (gate.clone(), sender.clone());
@@ -405,41 +405,41 @@ fn hold(gate: &Gate) -> (Tool, mpsc::Receiver<&'static str>) {
             Ok::<&'static str, ToolError>("held")
         }
     };
-    (Tool::raw("hold", "Holds", json!({"type": "object"}), body).task(TaskMode::Never), news)
+    (Tool::raw("hold", "Holds", json!({"type": "object"}), body).task(TaskMode::Never), signals)
 }
 
 #[test]
 fn a_call_that_is_no_task_is_given_up_and_its_server_told() {
     let (user, gate) = (User::new(), Gate::closed());
-    let (tool, news) = hold(&gate);
+    let (tool, signals) = hold(&gate);
     let fixture = TestServer::serve([tool]);
     let running = user.start(&["call", &fixture.url(), "hold", "--cancel-on-interrupt"]);
-    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
+    assert_eq!(signals.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     let ended = running.end();
     let words = "taskwire: cancelling…\ntaskwire: given up\n";
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(4), "", words));
-    assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
+    assert_eq!(signals.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
     assert!(user.ledger().entries().expect("a list").is_empty(), "there is nothing to come back to");
 
     let mut running = user.start(&["call", &fixture.url(), "hold"]);
-    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
+    assert_eq!(signals.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     let way_back = running.err.until("taskwire: Ctrl-C again gives it up\n");
     assert!(way_back.starts_with("taskwire: left running; come back with: taskwire watch "), "{way_back}");
     running.signal("INT");
     let ended = running.end();
     assert_eq!((ended.code, ended.err), (Some(4), format!("{way_back}{words}")));
-    assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
+    assert_eq!(signals.recv_timeout(TIMEOUT), Ok("over"), "nobody opened the gate");
 }
 
 #[test]
 fn a_result_that_comes_before_the_call_was_left_is_shown() {
     let (user, gate) = (User::new(), Gate::closed());
-    let (tool, news) = hold(&gate);
+    let (tool, signals) = hold(&gate);
     let fixture = TestServer::serve([tool]);
     let mut running = user.start(&["call", &fixture.url(), "hold"]);
-    assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
+    assert_eq!(signals.recv_timeout(TIMEOUT), Ok("begun"));
     running.signal("INT");
     running.err.until("taskwire: Ctrl-C again gives it up\n");
     gate.open(1);
@@ -450,8 +450,8 @@ fn a_result_that_comes_before_the_call_was_left_is_shown() {
 #[test]
 fn an_interrupt_gives_up_what_could_not_be_found_again() {
     let user = User::new();
-    let (puppet, called) = ScriptedServer::silent();
-    let running = user.start(&["call", &puppet.url(), "hold"]);
+    let (scripted, called) = ScriptedServer::silent();
+    let running = user.start(&["call", &scripted.url(), "hold"]);
     called.recv_timeout(TIMEOUT).expect("it is called");
     running.signal("INT");
     let ended = running.end();
@@ -461,13 +461,13 @@ fn an_interrupt_gives_up_what_could_not_be_found_again() {
 #[test]
 fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
     let (user, gate) = (User::new(), Gate::closed());
-    let (tool, news) = hold(&gate);
+    let (tool, signals) = hold(&gate);
     let fixture = TestServer::serve([tool]);
     let url = fixture.url();
     for (json, signal) in [(false, "TERM"), (true, "TERM"), (true, "INT")] {
         let args = ["call", url.as_str(), "hold", "--json"];
         let running = user.start(if json { &args } else { &args[..3] });
-        assert_eq!(news.recv_timeout(TIMEOUT), Ok("begun"));
+        assert_eq!(signals.recv_timeout(TIMEOUT), Ok("begun"));
         running.signal(signal);
         let ended = running.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -485,8 +485,8 @@ fn a_call_that_is_no_task_yet_can_be_left_and_come_back_to() {
         gate.open(1);
         let watched = user.run(&["watch", prefix]);
         assert_eq!((watched.code, watched.out.as_str()), (Some(0), "held\n"), "{watched:?}");
-        assert_eq!(news.recv_timeout(TIMEOUT), Ok("over"));
-        assert_eq!(news.try_recv(), Err(mpsc::TryRecvError::Empty), "the work was done once");
+        assert_eq!(signals.recv_timeout(TIMEOUT), Ok("over"));
+        assert_eq!(signals.try_recv(), Err(mpsc::TryRecvError::Empty), "the work was done once");
         user.run(&["tasks", "--prune"]);
     }
 }
@@ -496,7 +496,7 @@ fn the_way_back_to_a_call_leads_to_its_task_as_well() {
     let (dir, user) = (TempDir::new(), User::new());
     let server = Server::start(&dir.join("data"));
     let mut running = user.start(&["call", &server.url(), "bake", "--json"]);
-    // It is told before the call becomes a task.
+    // The progress comes before the call becomes a task.
     running.out.until("mixing");
     running.signal("TERM");
     let ended = running.end();
@@ -529,15 +529,15 @@ fn who_gives_up_before_there_is_a_connection_is_not_kept_waiting() {
 #[test]
 fn a_question_for_a_language_model_is_not_answered_by_anybody() {
     let user = User::new();
-    let puppet = ScriptedServer::asking(r#"{"m":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":5}}}"#);
-    let words = format!("{} asks for sampling/createMessage, which this client does not offer", puppet.url());
-    let ended = user.run(&["call", &puppet.url(), "ask"]);
+    let scripted = ScriptedServer::asking(r#"{"m":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":5}}}"#);
+    let words = format!("{} asks for sampling/createMessage, which this client does not offer", scripted.url());
+    let ended = user.run(&["call", &scripted.url(), "ask"]);
     assert_eq!((ended.code, ended.out.as_str(), ended.err), (Some(3), "", format!("taskwire: {words}\n")));
-    let ended = user.run(&["call", &puppet.url(), "ask", "--json"]);
+    let ended = user.run(&["call", &scripted.url(), "ask", "--json"]);
     assert_eq!(ended.code, Some(3), "{ended:?}");
     let last = ended.json().pop().expect("a last line");
     assert_eq!(last, json!({"event": "error", "kind": "protocol", "message": words}));
-    assert!(puppet.take_requests().iter().all(|request| !request.contains("inputResponses")), "nothing is made up");
+    assert!(scripted.take_requests().iter().all(|request| !request.contains("inputResponses")), "nothing is made up");
 }
 
 #[test]
@@ -673,14 +673,14 @@ fn the_nearest_token_is_sent() {
 
 #[test]
 fn a_token_for_no_server_in_particular_is_kept_from_those_it_may_not_be_for() {
-    let (user, puppet) = (User::new(), ScriptedServer::closed());
-    let (here, named) = (puppet.url(), "mine");
+    let (user, scripted) = (User::new(), ScriptedServer::closed());
+    let (here, named) = (scripted.url(), "mine");
     // The same machine, by an address that says nothing about it.
-    let anywhere = format!("http://0.0.0.0:{}/mcp", puppet.port);
+    let anywhere = format!("http://0.0.0.0:{}/mcp", scripted.port);
     let tools = |server: &str| {
         let ended = RunningCommand::start(user.command(&["tools", server]).env("TASKWIRE_TOKEN", "s3cret")).end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
-        let heard = puppet.take_requests();
+        let heard = scripted.take_requests();
         assert!(!heard.is_empty(), "{server} was asked");
         (ended.err, heard.iter().any(|request| request.contains("s3cret")))
     };

@@ -1,4 +1,4 @@
-//! Commands as tools, from outside: what they are given, what they write, how they end, and that they outlive the server.
+//! Commands as tools, from outside: their arguments and input, their output, how they end, and that they outlive the server.
 
 mod cancel;
 mod command_server;

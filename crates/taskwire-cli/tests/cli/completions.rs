@@ -36,7 +36,7 @@ fn bash(user: &User, args: &[&str]) -> Command {
     command
 }
 
-/// What bash is given to take the place of `replaced`, the end of the line.
+/// What bash puts at the end of the line instead of `replaced`.
 #[track_caller]
 fn replies(user: &User, line: &str, replaced: &str) -> Vec<String> {
     let script = "source <(taskwire completions bash); COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9

@@ -1,4 +1,4 @@
-//! Whoever can reach the port of a server and means no good: what they are told, what they can take from others, and what they cost.
+//! Hostile clients that can reach the port of a server: how it responds, that other clients are served, and how much memory it takes.
 
 use std::{io::Write, net::TcpStream};
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::kit::{Server, TIMEOUT, TempDir, request};
 
-/// A good request but for these lines at its head, in place of `Host`.
+/// A good request but for these lines at its head, instead of `Host`.
 fn addressed(server: &Server, target: &str, lines: &str) -> (u16, String) {
     let body = request(1, "tools/list", json!({})).to_string();
     let kinds = "Content-Type: application/json\r\nAccept: application/json, text/event-stream";
@@ -90,7 +90,7 @@ fn bodies_that_never_end_take_so_much_memory_and_no_more() {
         }
     }
     most = most.max(resident(server.process.id()));
-    // 48 MiB of bodies (`http.all_bodies_bytes`), a little for each connection, and what the allocator has not given back. All would be 400 MiB and more.
+    // 48 MiB of bodies (`http.all_bodies_bytes`), a little for each connection, and what the allocator has not returned. All would be 400 MiB and more.
     let grown = most - before;
     assert!(grown < 160 * 1024, "{grown} kB more than before");
     small();

@@ -1,4 +1,4 @@
-//! A data directory that somebody else has been at: before the server starts, while it runs, and while it was down.
+//! A data directory that somebody else has changed: before the server starts, while it runs, and while it was down.
 
 use std::{
     fs::{self, OpenOptions, Permissions},

@@ -158,13 +158,13 @@ pub(crate) fn echo() -> Tool {
     Tool::raw("echo", "Gives its arguments back", schema, body).task(TaskMode::Never)
 }
 
-/// What a puppet says to a request: its method and parameters, and the result. Nothing if nobody is let in.
+/// The script of a server: from a request's method and parameters to the result, or nothing if the server refuses access.
 type ScriptFn = dyn Fn(&str, &Value) -> Option<String> + Send + Sync;
 
-/// What a puppet says about itself.
+/// What a scripted server says about itself.
 const DISCOVERED: &str = r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}"#;
 
-/// A server of which each word is the test's, and which remembers what it was told.
+/// A server whose responses the test writes, and which records its requests.
 #[derive(Debug)]
 pub(crate) struct ScriptedServer {
     pub(crate) port: u16,
@@ -175,15 +175,15 @@ impl ScriptedServer {
     fn play(script: Arc<ScriptFn>) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let ears = heard.clone();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let recorded = requests.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let (ears, script) = (ears.clone(), script.clone());
-                thread::spawn(move || answer(&client, &ears, &*script));
+                let (recorded, script) = (recorded.clone(), script.clone());
+                thread::spawn(move || answer(&client, &recorded, &*script));
             }
         });
-        Self { port, requests: heard }
+        Self { port, requests }
     }
 
     /// One that lets nobody in.
@@ -268,7 +268,7 @@ impl ScriptedServer {
 }
 
 /// Answers one request, and hangs up.
-fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &ScriptFn) -> io::Result<()> {
+fn answer(mut client: &TcpStream, requests: &Mutex<Vec<String>>, script: &ScriptFn) -> io::Result<()> {
     let mut reader = BufReader::new(client);
     let mut head = String::new();
     while reader.read_line(&mut head)? > 0 && !head.ends_with("\r\n\r\n") {}
@@ -277,7 +277,7 @@ fn answer(mut client: &TcpStream, heard: &Mutex<Vec<String>>, script: &ScriptFn)
     let mut body = vec![0; len.unwrap_or(0)];
     reader.read_exact(&mut body)?;
     let request: Value = serde_json::from_slice(&body).unwrap_or_default();
-    heard.lock().expect("nobody panics while they hold it").push(head + &String::from_utf8_lossy(&body));
+    requests.lock().expect("nobody panics while they hold it").push(head + &String::from_utf8_lossy(&body));
     let (status, body) = match script(request["method"].as_str().unwrap_or_default(), &request["params"]) {
         Some(result) => ("200 OK", format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, request["id"])),
         None => ("401 Unauthorized", String::new()),

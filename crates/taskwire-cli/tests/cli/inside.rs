@@ -1,4 +1,4 @@
-//! `ask`, `progress`, `status` and `emit`: outside a task, and inside one whose supervisor is played by the test.
+//! `ask`, `progress`, `status` and `emit`: outside a task, and inside one where the test is the supervisor.
 
 use std::{
     fs::File,
@@ -33,8 +33,8 @@ impl Task {
         Self { user: User::new(), dir: TempDir::new() }
     }
 
-    /// Runs a command in it, and answers each of its messages; with nothing, the connection is closed. Gives what was told
-    /// after the hello.
+    /// Runs a command in it, and answers each of its messages; with nothing, the connection is closed. Returns the
+    /// messages after the hello.
     fn run(
         &self,
         args: &[&str],
@@ -69,24 +69,24 @@ impl Task {
         let ended = RunningCommand::start(&mut command).end();
         // For a supervisor to whom nobody came.
         let _ = UnixStream::connect(address);
-        let mut told = supervisor.join().expect("a supervisor that does not panic");
-        if !told.is_empty() {
-            assert_eq!(told.remove(0), json!({"hello": "inside"}));
+        let mut messages = supervisor.join().expect("a supervisor that does not panic");
+        if !messages.is_empty() {
+            assert_eq!(messages.remove(0), json!({"hello": "inside"}));
         }
-        (ended, told)
+        (ended, messages)
     }
 
     /// Runs a command whose notes are all taken.
-    fn tell(&self, args: &[&str], input: Option<&str>) -> (CommandResult, Vec<Value>) {
+    fn run_accepting(&self, args: &[&str], input: Option<&str>) -> (CommandResult, Vec<Value>) {
         self.run(args, input, |_| Some(r#"{"ok":{}}"#.to_owned()))
     }
 
     /// The notes of a command that must do well.
     #[track_caller]
     fn notes(&self, args: &[&str], input: Option<&str>) -> Vec<Value> {
-        let (ended, told) = self.tell(args, input);
+        let (ended, messages) = self.run_accepting(args, input);
         assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(0), "", ""), "{args:?}");
-        told.into_iter().map(|said| said["note"].clone()).collect()
+        messages.into_iter().map(|said| said["note"].clone()).collect()
     }
 
     /// Asks, and gets this answer.
@@ -97,27 +97,27 @@ impl Task {
     /// Asks, and gets this back.
     fn ask_raw(&self, args: &[&str], reply: String) -> (CommandResult, Value) {
         let args: Vec<&str> = ["ask"].iter().chain(args).copied().collect();
-        let (ended, mut told) = self.run(&args, None, move |_| Some(reply.clone()));
-        assert!(told.len() <= 1, "a question is asked once: {told:?}");
-        (ended, told.pop().unwrap_or_default())
+        let (ended, mut messages) = self.run(&args, None, move |_| Some(reply.clone()));
+        assert!(messages.len() <= 1, "a question is asked once: {messages:?}");
+        (ended, messages.pop().unwrap_or_default())
     }
 }
 
 /// Takes one connection to its end, and gives what was said.
 fn supervise(listener: &UnixListener, mut answer: impl FnMut(&Value) -> Option<String>) -> Vec<Value> {
     let (stream, _) = listener.accept().expect("a connection");
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for line in BufReader::new(&stream).lines().map_while(Result::ok) {
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
         let reply = if said.get("hello").is_some() { Some(String::new()) } else { answer(&said).map(|reply| reply + "\n") };
-        told.push(said);
+        messages.push(said);
         match reply {
             // Who got what they wanted need not read on.
             Some(reply) => drop((&stream).write_all(reply.as_bytes())),
             None => break,
         }
     }
-    told
+    messages
 }
 
 /// How it ended, what it printed and what it said.
@@ -447,8 +447,8 @@ fn why_nobody_can_be_asked_is_said_and_nothing_in_it_reaches_the_terminal() {
     let reply = json!({"error": "the client cannot be asked\u{1b}[2J"}).to_string();
     let (ended, _) = task.ask_raw(&["Who?", "--default", "Ada"], reply);
     assert_eq!(all(&ended), (Some(3), "", "taskwire: the client cannot be asked^[[2J\n"));
-    let (ended, told) = task.run(&["status", "x"], None, |_| Some(json!({"error": "too many"}).to_string()));
-    assert_eq!((all(&ended), told.len()), ((Some(3), "", "taskwire: too many\n"), 1));
+    let (ended, messages) = task.run(&["status", "x"], None, |_| Some(json!({"error": "too many"}).to_string()));
+    assert_eq!((all(&ended), messages.len()), ((Some(3), "", "taskwire: too many\n"), 1));
 }
 
 #[test]
@@ -467,8 +467,8 @@ fn a_supervisor_that_talks_nonsense_is_not_believed() {
 fn a_supervisor_that_closes_ends_the_wait() {
     let task = Task::new();
     for args in [["ask", "Who?", "--default", "x"].as_slice(), &["ask", "Sure?", "--confirm"], &["progress", "1"], &["status", "x"]] {
-        let (ended, told) = task.run(args, None, |_| None);
-        assert_eq!((ended.code, ended.out.as_str(), told.len()), (Some(3), "", 1), "{args:?}");
+        let (ended, messages) = task.run(args, None, |_| None);
+        assert_eq!((ended.code, ended.out.as_str(), messages.len()), (Some(3), "", 1), "{args:?}");
         assert!(ended.err.starts_with("taskwire: the connection to the task was closed"), "{}", ended.err);
     }
 }
@@ -477,12 +477,12 @@ fn a_supervisor_that_closes_ends_the_wait() {
 fn a_supervisor_that_closes_in_the_middle_of_a_text_stops_the_rest() {
     let task = Task::new();
     let mut left = 3;
-    let (ended, told) = task.run(&["emit", "-", "--error"], Some(&"x".repeat(1 << 20)), move |_| {
+    let (ended, messages) = task.run(&["emit", "-", "--error"], Some(&"x".repeat(1 << 20)), move |_| {
         left -= 1;
         (left > 0).then(|| r#"{"ok":{}}"#.to_owned())
     });
-    assert_eq!((ended.code, told.len()), (Some(3), 3), "{}", ended.err);
-    assert!(told.iter().all(|said| said["note"].get("block").is_some()), "no result after half a text");
+    assert_eq!((ended.code, messages.len()), (Some(3), 3), "{}", ended.err);
+    assert!(messages.iter().all(|said| said["note"].get("block").is_some()), "no result after half a text");
 }
 
 #[test]
@@ -495,7 +495,7 @@ fn a_task_deep_in_the_file_system_is_found() {
     std::fs::create_dir(&deep).expect("a directory");
     let open = File::open(&deep).expect("a directory");
     let listener = UnixListener::bind(format!("/proc/self/fd/{}/sock", open.as_raw_fd())).expect("a socket");
-    let (ended, told) = task.run_at(&deep, listener, &["status", "deep"], None, |_| Some(r#"{"ok":{}}"#.to_owned()));
+    let (ended, messages) = task.run_at(&deep, listener, &["status", "deep"], None, |_| Some(r#"{"ok":{}}"#.to_owned()));
     assert_eq!(all(&ended), (Some(0), "", ""));
-    assert_eq!(told, [json!({"note": {"status": {"message": "deep"}}})]);
+    assert_eq!(messages, [json!({"note": {"status": {"message": "deep"}}})]);
 }

@@ -1,4 +1,5 @@
-//! Several servers on one data directory: clients that start their servers join the one that runs, and one of them takes its place.
+//! Several servers on one data directory: clients that start their servers join the one that runs. When it
+//! ends, one of the others becomes the server.
 
 use std::{
     fs,
@@ -37,14 +38,14 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(place: &Place, era: Era) -> Self {
-        Self::with(place, "taskwire.toml", era)
+    fn start(server_dir: &ServerDir, era: Era) -> Self {
+        Self::with(server_dir, "taskwire.toml", era)
     }
 
-    fn with(place: &Place, config: &str, era: Era) -> Self {
+    fn with(server_dir: &ServerDir, config: &str, era: Era) -> Self {
         let mut child = Command::new(PROGRAM)
             .args(["serve", config, "--stdio"])
-            .current_dir(place.0.path())
+            .current_dir(server_dir.0.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -65,7 +66,7 @@ impl Peer {
                 "clientInfo": {"name": "test", "version": "1"}});
             let id = peer.send("initialize", params);
             peer.answer(id);
-            peer.tell("notifications/initialized", json!({}));
+            peer.notify("notifications/initialized", json!({}));
         }
         peer
     }
@@ -74,7 +75,7 @@ impl Peer {
         writeln!(self.input.as_mut().expect("open"), "{message}").expect("written");
     }
 
-    fn tell(&mut self, method: &str, params: Value) {
+    fn notify(&mut self, method: &str, params: Value) {
         self.write(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
     }
 
@@ -176,19 +177,19 @@ impl Drop for Peer {
 }
 
 /// A directory with a configuration: `slow` writes a line, waits for the file `go`, and writes another.
-struct Place(TempDir);
+struct ServerDir(TempDir);
 
-impl Place {
+impl ServerDir {
     fn new() -> Self {
-        let place = Self(TempDir::new());
+        let server_dir = Self(TempDir::new());
         let slow = "echo $$ >> started; echo one; while [ ! -e go ]; do sleep 0.02; done; echo two";
         let asks = format!("{PROGRAM} ask 'Which region?' --choice eu --choice us");
         let config = format!(
             "data = \"data\"\nhold = \"1h\"\n\n[[tool]]\nname = \"slow\"\ndescription = \"Waits\"\ncommand = [\"sh\", \"-c\", '{slow}']\n\n\
              [[tool]]\nname = \"asks\"\ndescription = \"Asks\"\ncommand = [\"sh\", \"-c\", \"{asks}\"]\n"
         );
-        place.write("taskwire.toml", &config);
-        place
+        server_dir.write("taskwire.toml", &config);
+        server_dir
     }
 
     fn write(&self, name: &str, text: &str) {
@@ -216,25 +217,25 @@ const ERAS: [Era; 2] = [Era::Modern, Era::Legacy];
 #[test]
 fn two_clients_share_a_data_directory_and_the_second_goes_on_when_the_first_is_killed() {
     for era in ERAS {
-        let place = Place::new();
-        let mut first = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let mut first = Peer::start(&server_dir, era);
         assert!(first.has_tool("slow"), "{era:?}");
-        let mut second = Peer::start(&place, era);
+        let mut second = Peer::start(&server_dir, era);
         second.hears("joined the server of process");
-        let mode = fs::metadata(place.0.join("data/join")).expect("a socket").permissions().mode();
+        let mode = fs::metadata(server_dir.0.join("data/join")).expect("a socket").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{era:?}: only its user can open it");
         let call = second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         // It is a task by now, which both see.
         until("the task", || first.text("task_list", json!({})).contains("running"));
         first.kill();
         second.hears("takes its place");
-        place.write("go", "");
+        server_dir.write("go", "");
         let result = second.result(call);
         assert_eq!(result["content"][0]["text"], "one\ntwo\n", "{era:?}: {result}");
-        assert_eq!(place.started().len(), 1, "{era:?}: it ran once");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}: it ran once");
         assert!(second.has_tool("slow"), "{era:?}: its session goes on");
-        let mut third = Peer::start(&place, era);
+        let mut third = Peer::start(&server_dir, era);
         assert!(third.text("task_list", json!({})).contains("completed"), "{era:?}: nothing that was acknowledged is lost");
         assert_eq!((third.close(), second.close()), (Some(0), Some(0)), "{era:?}");
     }
@@ -243,76 +244,76 @@ fn two_clients_share_a_data_directory_and_the_second_goes_on_when_the_first_is_k
 #[test]
 fn the_place_of_a_server_is_taken_again_and_again_and_the_call_of_the_last_client_goes_on() {
     for era in ERAS {
-        let place = Place::new();
-        let first = Peer::start(&place, era);
-        let mut last = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let first = Peer::start(&server_dir, era);
+        let mut last = Peer::start(&server_dir, era);
         let call = last.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         until("the task", || last.text("task_list", json!({})).contains("running"));
         first.kill();
         assert!(last.has_tool("slow"), "{era:?}");
-        // Those that follow join the one that took its place.
-        let others: Vec<Peer> = (0..3).map(|_| Peer::start(&place, era)).collect();
+        // Those that follow join the new server.
+        let others: Vec<Peer> = (0..3).map(|_| Peer::start(&server_dir, era)).collect();
         for mut other in others {
             assert!(other.has_tool("slow"), "{era:?}");
             other.kill();
         }
-        place.write("go", "");
+        server_dir.write("go", "");
         assert_eq!(last.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
-        assert_eq!(place.started().len(), 1, "{era:?}");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}");
     }
 }
 
 #[test]
 fn a_client_whose_server_only_ends_leaves_its_place_to_another_and_calls_go_on() {
     for era in ERAS {
-        let place = Place::new();
-        let first = Peer::start(&place, era);
-        let mut second = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let first = Peer::start(&server_dir, era);
+        let mut second = Peer::start(&server_dir, era);
         let call = second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         assert_eq!(first.close(), Some(0), "{era:?}");
-        place.write("go", "");
+        server_dir.write("go", "");
         assert_eq!(second.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
-        assert_eq!(place.started().len(), 1, "{era:?}: also a call that was no task yet");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}: also a call that was no task yet");
     }
 }
 
 #[test]
 fn what_a_killed_client_had_called_for_is_joined_by_another() {
     for era in ERAS {
-        let place = Place::new();
-        let mut first = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let mut first = Peer::start(&server_dir, era);
         assert!(first.has_tool("slow"));
-        let mut second = Peer::start(&place, era);
+        let mut second = Peer::start(&server_dir, era);
         second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         second.kill();
         // Whoever calls before the server has noticed that calls for itself.
         first.hears("the client hung up");
         let call = first.call("slow");
         first.hears("joined the work of an earlier one");
-        place.write("go", "");
+        server_dir.write("go", "");
         assert_eq!(first.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
-        assert_eq!(place.started().len(), 1, "{era:?}");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}");
     }
 }
 
 #[test]
 fn a_joined_client_cancels_and_answers_like_any_other() {
     for era in ERAS {
-        let place = Place::new();
-        let mut first = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let mut first = Peer::start(&server_dir, era);
         assert!(first.has_tool("slow"));
-        let mut second = Peer::start(&place, era);
+        let mut second = Peer::start(&server_dir, era);
         let call = second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         // The same name on another stream is another call.
-        first.tell("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
+        first.notify("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
         assert!(first.has_tool("slow"));
-        let pid = place.started()[0];
+        let pid = server_dir.started()[0];
         assert!(fs::exists(format!("/proc/{pid}")).expect("readable"), "{era:?}");
-        second.tell("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
+        second.notify("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
         until("the end of the command", || !fs::exists(format!("/proc/{pid}")).expect("readable"));
         let call = second.call("asks");
         if era == Era::Legacy {
@@ -325,9 +326,9 @@ fn a_joined_client_cancels_and_answers_like_any_other() {
             second.write(&json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"answer": "eu"}}}));
             assert_eq!(second.result(call)["content"][0]["text"], "eu\n");
         } else {
-            let told = second.result(call)["content"][0]["text"].as_str().expect("a text").to_owned();
-            assert!(told.contains("task_answer") && told.contains("Which region?"), "{told}");
-            let id = told.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.len() == 32).expect("the task's id").to_owned();
+            let text = second.result(call)["content"][0]["text"].as_str().expect("a text").to_owned();
+            assert!(text.contains("task_answer") && text.contains("Which region?"), "{text}");
+            let id = text.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.len() == 32).expect("the task's id").to_owned();
             second.text("task_answer", json!({"task_id": id, "value": "eu"}));
             assert_eq!(second.text("task_wait", json!({"task_id": id})), "eu\n");
         }
@@ -336,96 +337,96 @@ fn a_joined_client_cancels_and_answers_like_any_other() {
 
 #[test]
 fn a_different_configuration_is_said_with_what_differs() {
-    let place = Place::new();
-    let mut first = Peer::start(&place, Era::Modern);
+    let server_dir = ServerDir::new();
+    let mut first = Peer::start(&server_dir, Era::Modern);
     assert!(first.has_tool("slow"));
-    let other = place.read("taskwire.toml").replace("name = \"asks\"", "name = \"begs\"").replace("hold = \"1h\"", "hold = \"2h\"");
-    place.write("other.toml", &other);
-    let mut second = Peer::with(&place, "other.toml", Era::Modern);
+    let other = server_dir.read("taskwire.toml").replace("name = \"asks\"", "name = \"begs\"").replace("hold = \"1h\"", "hold = \"2h\"");
+    server_dir.write("other.toml", &other);
+    let mut second = Peer::with(&server_dir, "other.toml", Era::Modern);
     second.hears("has another configuration");
     let said = second.heard().to_owned();
     for words in ["tools only there: asks", "tools only here: begs", "keys that differ: `hold`"] {
         assert!(said.contains(words), "{said}");
     }
     assert!(second.has_tool("asks") && !second.has_tool("begs"));
-    let mut same = Peer::start(&place, Era::Modern);
+    let mut same = Peer::start(&server_dir, Era::Modern);
     assert!(same.has_tool("slow"));
     assert!(!same.heard().contains("another configuration"), "{}", same.heard());
 }
 
 #[test]
 fn a_client_joins_a_server_on_http_and_takes_its_place() {
-    let place = Place::new();
+    let server_dir = ServerDir::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
     let mut server = Command::new(PROGRAM)
         .args(["serve", "taskwire.toml", "--listen", &format!("127.0.0.1:{port}")])
-        .current_dir(place.0.path())
+        .current_dir(server_dir.0.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .expect("the server starts");
     let mut banner = BufReader::new(server.stdout.take().expect("a pipe")).lines();
     assert!(banner.any(|line| line.is_ok_and(|line| line.contains("endpoint"))));
-    let mut client = Peer::start(&place, Era::Legacy);
+    let mut client = Peer::start(&server_dir, Era::Legacy);
     let call = client.call("slow");
-    until("the command", || place.started().len() == 1);
+    until("the command", || server_dir.started().len() == 1);
     signal(server.id(), "TERM");
     server.wait().expect("it ends");
-    place.write("go", "");
+    server_dir.write("go", "");
     assert_eq!(client.result(call)["content"][0]["text"], "one\ntwo\n");
-    assert_eq!(place.started().len(), 1);
+    assert_eq!(server_dir.started().len(), 1);
 }
 
 #[test]
 fn each_call_that_ends_is_logged_and_each_task_that_is_taken_over() {
-    let place = Place::new();
-    place.write("go", "");
-    let mut first = Peer::start(&place, Era::Modern);
+    let server_dir = ServerDir::new();
+    server_dir.write("go", "");
+    let mut first = Peer::start(&server_dir, Era::Modern);
     let call = first.call("slow");
     first.result(call);
     first.hears("call ended caller=\"local\" tool=\"slow\"");
     assert!(first.heard().contains("how=\"completed\""), "{}", first.heard());
-    fs::remove_file(place.0.join("go")).expect("removed");
+    fs::remove_file(server_dir.0.join("go")).expect("removed");
     first.call("slow");
     until("the task", || first.text("task_list", json!({"state": "running"})).contains("`slow`"));
     first.kill();
-    let mut second = Peer::start(&place, Era::Modern);
+    let mut second = Peer::start(&server_dir, Era::Modern);
     second.hears("task recovered: it goes on caller=\"local\" tool=\"slow\"");
-    place.write("go", "");
+    server_dir.write("go", "");
     second.hears("call ended caller=\"local\" tool=\"slow\"");
 }
 
 #[test]
 fn a_cancel_that_comes_while_the_server_is_replaced_stops_the_work() {
     for era in ERAS {
-        let place = Place::new();
-        let first = Peer::start(&place, era);
-        let mut second = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        let first = Peer::start(&server_dir, era);
+        let mut second = Peer::start(&server_dir, era);
         let call = second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         until("the task", || second.text("task_list", json!({})).contains("running"));
-        let pid = place.started()[0];
+        let pid = server_dir.started()[0];
         first.kill();
-        second.tell("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
+        second.notify("notifications/cancelled", json!({"requestId": call, "reason": "not needed any more"}));
         until("the end of the command", || !fs::exists(format!("/proc/{pid}")).expect("readable"));
-        assert_eq!(place.started().len(), 1, "{era:?}");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}");
         assert!(second.has_tool("slow"), "{era:?}: its client goes on");
     }
 }
 
 #[test]
 fn a_name_that_is_in_use_is_refused_and_listeners_do_not_hold_up_the_end() {
-    let place = Place::new();
-    let _first = Peer::start(&place, Era::Modern);
-    let mut second = Peer::start(&place, Era::Modern);
+    let server_dir = ServerDir::new();
+    let _first = Peer::start(&server_dir, Era::Modern);
+    let mut second = Peer::start(&server_dir, Era::Modern);
     assert!(second.has_tool("slow"));
     let call = second.call("slow");
-    until("the command", || place.started().len() == 1);
+    until("the command", || server_dir.started().len() == 1);
     second.next = call;
     second.send("tools/list", json!({}));
     let refused = second.answer(call);
     assert!(refused["error"]["message"].as_str().is_some_and(|text| text.contains("in use")), "{refused}");
-    place.write("go", "");
+    server_dir.write("go", "");
     second.result(call);
     second.send("subscriptions/listen", json!({"notifications": {"toolsListChanged": true}}));
     assert_eq!(second.next()["method"], "notifications/subscriptions/acknowledged");
@@ -435,17 +436,17 @@ fn a_name_that_is_in_use_is_refused_and_listeners_do_not_hold_up_the_end() {
 #[test]
 fn a_call_of_a_joined_client_runs_once_also_where_nothing_lingers() {
     for era in ERAS {
-        let place = Place::new();
-        place.write("taskwire.toml", &place.read("taskwire.toml").replace("hold = \"1h\"", "hold = \"1h\"\nlinger = \"0s\""));
-        let first = Peer::start(&place, era);
-        let mut second = Peer::start(&place, era);
+        let server_dir = ServerDir::new();
+        server_dir.write("taskwire.toml", &server_dir.read("taskwire.toml").replace("hold = \"1h\"", "hold = \"1h\"\nlinger = \"0s\""));
+        let first = Peer::start(&server_dir, era);
+        let mut second = Peer::start(&server_dir, era);
         let call = second.call("slow");
-        until("the command", || place.started().len() == 1);
+        until("the command", || server_dir.started().len() == 1);
         until("the task", || second.text("task_list", json!({})).contains("running"));
         first.kill();
         assert!(second.has_tool("slow"), "{era:?}");
-        place.write("go", "");
+        server_dir.write("go", "");
         assert_eq!(second.result(call)["content"][0]["text"], "one\ntwo\n", "{era:?}");
-        assert_eq!(place.started().len(), 1, "{era:?}");
+        assert_eq!(server_dir.started().len(), 1, "{era:?}");
     }
 }

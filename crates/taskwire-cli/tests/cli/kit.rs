@@ -1,4 +1,4 @@
-//! The program as a process of its own, and just enough HTTP to talk to it.
+//! The program as a process of its own, and just enough HTTP to send it requests.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -19,7 +19,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const POLLS_MAX: usize = 100_000;
 
 impl TempDir {
-    /// A place in it, as an argument.
+    /// A path in it, as an argument.
     pub(crate) fn join(&self, name: &str) -> String {
         self.0.join(name).to_str().expect("a path of plain text").to_owned()
     }

@@ -1,4 +1,4 @@
-//! The program from outside: its command line, its words, how it starts and ends, and what a terminal shows of it.
+//! The program from outside: its command line, its messages, how it starts and ends, and what a terminal shows of it.
 
 mod answer;
 mod call;

@@ -1,4 +1,4 @@
-//! Mistakes of whoever starts the server: each ends the program at once, in words that say what to do.
+//! Mistakes of whoever starts the server: each ends the program at once, with a message that says what to do.
 
 use std::{fs::Permissions, net::TcpListener, os::unix::fs::PermissionsExt};
 

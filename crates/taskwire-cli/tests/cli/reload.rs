@@ -133,14 +133,14 @@ fn who_listens_is_told_also_on_stdio_and_only_of_changes() {
     assert_eq!(reload().out, "unchanged: 1\n");
     user.write("taskwire.toml", "[[tool]]\n");
     assert_eq!(reload().code, Some(2));
-    // Had either of these been news, it would come before this answer.
+    // Had either of these been a change, its notification would come before this response.
     ask(2, "tools/list", json!({}));
     let list = next();
     assert_eq!((&list["id"], &list["result"]["tools"][0]["name"]), (&json!(2), &json!("a")), "{list}");
     user.write("taskwire.toml", &[says("a", "one"), says("b", "two")].concat());
     assert_eq!(reload().out, "added: b; unchanged: 1\n");
-    let told = next();
-    assert_eq!(told["method"], "notifications/tools/list_changed", "{told}");
+    let notification = next();
+    assert_eq!(notification["method"], "notifications/tools/list_changed", "{notification}");
     ask(3, "tools/list", json!({}));
     let list = next();
     assert_eq!((&list["id"], &list["result"]["tools"][1]["name"]), (&json!(3), &json!("b")), "{list}");
@@ -171,7 +171,7 @@ fn a_running_task_goes_on_with_what_it_began_with() {
 #[test]
 fn a_file_that_cannot_be_used_is_refused_with_its_place_and_the_old_one_stays() {
     let served = Served::with(&says("a", "one"));
-    for (config, place, words) in [
+    for (config, location, words) in [
         ("[[tool]\n", "line 1, column ", ""),
         ("[[tool]]\nname = \"a\"\ncommand = [\"echo\"]\ncwdd = \".\"\n", "line 4, column 1\n", "did you mean `cwd`?"),
         ("[[tool]]\nname = \"a\"\n", "line 1, column 1\n", "missing field `command`"),
@@ -182,7 +182,7 @@ fn a_file_that_cannot_be_used_is_refused_with_its_place_and_the_old_one_stays() 
         served.write(config);
         let ended = served.reload();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{ended:?}");
-        assert!(ended.err.starts_with(&format!("taskwire: {} cannot be used: {place}", served.file)), "{ended:?}");
+        assert!(ended.err.starts_with(&format!("taskwire: {} cannot be used: {location}", served.file)), "{ended:?}");
         assert!(ended.err.contains(words) && ended.err.contains(" | ") && ended.err.contains('^'), "{ended:?}");
         assert_eq!(served.tools(), ["a"], "{config}");
     }

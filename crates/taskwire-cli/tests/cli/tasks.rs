@@ -280,11 +280,11 @@ fn a_long_list_is_shown_by_its_first_page_or_wholly() {
 
 #[test]
 fn a_server_that_lists_no_tasks_is_told_in_words() {
-    let (user, puppet) = (User::new(), ScriptedServer::asking("{}"));
-    let ended = user.run(&["tasks", &puppet.url()]);
+    let (user, scripted) = (User::new(), ScriptedServer::asking("{}"));
+    let ended = user.run(&["tasks", &scripted.url()]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(3), ""), "{ended:?}");
-    assert!(ended.err.starts_with(&format!("taskwire: {} does not list tasks: ", puppet.url())), "{ended:?}");
-    let ended = user.run(&["tasks", &puppet.url(), "--prune"]);
+    assert!(ended.err.starts_with(&format!("taskwire: {} does not list tasks: ", scripted.url())), "{ended:?}");
+    let ended = user.run(&["tasks", &scripted.url(), "--prune"]);
     assert_eq!(ended.code, Some(2), "what is remembered here is another list: {ended:?}");
 }
 
@@ -348,8 +348,8 @@ fn a_task_is_understood_in_the_form_of_the_documents_examples() {
         "lastUpdatedAt": "2025-11-25T10:40:00Z", "ttlMs": 3_600_000, "statusMessage": "The tool failed: too many requests",
         "error": {"code": -32603, "message": "too many requests"},
     });
-    let (user, puppet) = (User::new(), ScriptedServer::showing(state));
-    let ended = user.run(&["get", &format!("{}#t1", puppet.url())]);
+    let (user, scripted) = (User::new(), ScriptedServer::showing(state));
+    let ended = user.run(&["get", &format!("{}#t1", scripted.url())]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("\nstatus    failed\nmessage   The tool failed: too many requests\n"), "{}", ended.out);
     assert!(ended.out.ends_with("\nerror     too many requests (code -32603)\n"), "{}", ended.out);

@@ -54,9 +54,9 @@ fn person() -> Question {
     Question::form("Who are you?", schema)
 }
 
-/// The answer that a tool was given and printed last.
+/// The answer that a tool got, and printed last.
 #[track_caller]
-fn given(window: &Window) -> Value {
+fn answer_of(window: &Window) -> Value {
     let lines = window.lines();
     serde_json::from_str(lines.last().expect("a line")).unwrap_or_else(|error| panic!("{error}: {lines:?}"))
 }
@@ -87,8 +87,8 @@ fn a_line_shows_that_something_is_going_on_and_leaves_no_trace() {
 #[test]
 fn who_watches_a_task_sees_how_long_it_has_been_at_work() {
     let since = Timestamp::from_millis(SystemClock.now().as_millis() - 2 * 24 * 3_600_000);
-    let (user, puppet) = (User::new(), ScriptedServer::working("t1", since.to_string()));
-    let mut window = Window::open(&user, &["watch", &format!("{}#t1", puppet.url())]);
+    let (user, scripted) = (User::new(), ScriptedServer::working("t1", since.to_string()));
+    let mut window = Window::open(&user, &["watch", &format!("{}#t1", scripted.url())]);
     let bar = window.is_busy_with("2d 00h");
     assert!(bar.contains("working"), "{bar}");
     window.press(CTRL_C);
@@ -211,7 +211,7 @@ fn a_question_for_yes_or_no_is_asked_once() {
         window.asks("  confirm [y/n]:");
         window.enter(word);
         assert_eq!(window.end(), Some(0), "{}", window.text());
-        assert_eq!(given(&window), json!({"action": "accept", "content": {"confirm": confirm}}));
+        assert_eq!(answer_of(&window), json!({"action": "accept", "content": {"confirm": confirm}}));
         assert!(!window.text().contains("Send?"), "{}", window.text());
     }
 }
@@ -252,17 +252,17 @@ fn a_form_is_asked_field_by_field_until_it_fits() {
     window.asks(SEND);
     window.enter("y");
     assert_eq!(window.end(), Some(0), "{}", window.text());
-    assert_eq!(given(&window), json!({"action": "accept", "content": {"age": 36, "colour": "red", "name": "Ada"}}));
+    assert_eq!(answer_of(&window), json!({"action": "accept", "content": {"age": 36, "colour": "red", "name": "Ada"}}));
 }
 
 #[test]
 fn fields_are_asked_in_the_order_in_which_the_server_names_them() {
-    let puppet = ScriptedServer::asking(
+    let scripted = ScriptedServer::asking(
         r#"{"person":{"method":"elicitation/create","params":{"mode":"form","message":"Where?","requestedSchema":{"type":"object",
         "properties":{"zip":{"type":"string"},"town":{"type":"string"},"floor":{"type":"integer"}},"required":["floor"]}}}}"#,
     );
     let user = User::new();
-    let mut window = Window::open(&user, &["call", &puppet.url(), "ask"]);
+    let mut window = Window::open(&user, &["call", &scripted.url(), "ask"]);
     for (prompt, value) in [("  zip (optional):", "08150"), ("  town (optional):", "Delft"), ("  floor:", "3")] {
         window.asks(prompt);
         window.enter(value);
@@ -271,7 +271,7 @@ fn fields_are_asked_in_the_order_in_which_the_server_names_them() {
     assert!(window.text().contains("  zip: 08150\n  town: Delft\n  floor: 3\nSend?"), "{}", window.text());
     window.enter("");
     assert_eq!(window.end(), Some(0), "{}", window.text());
-    assert_eq!(given(&window)["person"]["content"], json!({"zip": "08150", "town": "Delft", "floor": 3}));
+    assert_eq!(answer_of(&window)["person"]["content"], json!({"zip": "08150", "town": "Delft", "floor": 3}));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_form_can_be_declined_at_the_prompt() {
         window.asks(SEND);
         window.enter(word);
         assert_eq!(window.end(), Some(0), "{}", window.text());
-        assert_eq!(given(&window)["action"], action);
+        assert_eq!(answer_of(&window)["action"], action);
     }
 }
 
@@ -341,7 +341,7 @@ fn an_answer_without_values_is_asked_for() {
     assert_eq!(answer["content"], json!({"age": 36, "colour": "red", "name": "Ada"}));
 }
 
-/// A browser that tells us which pages it is asked to open, and the directory that it is in.
+/// A browser that records which pages it is asked to open, and the directory that it is in.
 fn browser(user: &User) -> (String, mpsc::Receiver<String>) {
     let (bin, pages) = (user.path("bin"), user.path("pages"));
     fs::create_dir(&bin).expect("a directory");
@@ -374,14 +374,14 @@ fn a_page_is_opened_only_if_the_person_says_so() {
         let mut window = call();
         window.enter(word);
         assert_eq!(window.end(), Some(0), "{word}: {}", window.text());
-        assert_eq!(given(&window)["action"], action, "{word}");
+        assert_eq!(answer_of(&window)["action"], action, "{word}");
     }
     assert!(opened.try_recv().is_err(), "nobody said yes");
     let mut window = call();
     window.enter("y");
     assert_eq!(opened.recv_timeout(TIMEOUT).as_deref(), Ok(page));
     assert_eq!(window.end(), Some(0));
-    assert_eq!(given(&window)["action"], "accept");
+    assert_eq!(answer_of(&window)["action"], "accept");
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn what_was_typed_before_a_page_was_named_does_not_agree_to_it() {
     window.asks(OPEN);
     window.enter("c");
     assert_eq!(window.end(), Some(0), "{}", window.text());
-    assert_eq!(given(&window)["action"], "cancel", "{}", window.text());
+    assert_eq!(answer_of(&window)["action"], "cancel", "{}", window.text());
     assert!(opened.try_recv().is_err(), "nobody said yes");
 }
 

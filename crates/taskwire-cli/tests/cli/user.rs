@@ -24,7 +24,7 @@ impl User {
         Self(TempDir::new())
     }
 
-    /// A place in the user's home, as an argument.
+    /// A path in the user's home, as an argument.
     pub(crate) fn path(&self, name: &str) -> String {
         self.0.join(name)
     }

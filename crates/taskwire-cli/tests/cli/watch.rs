@@ -1,4 +1,4 @@
-//! `taskwire watch`: back to a task, at the very place where its output was left.
+//! `taskwire watch`: follows a task again, at the exact byte where its output was left.
 
 use serde_json::{Value, json};
 use taskwire::client::CallRecorder;

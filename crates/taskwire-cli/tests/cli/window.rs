@@ -22,7 +22,7 @@ pub(crate) const WIDE: (u16, u16) = (50, 120);
 /// The signs of which the first stands before the line that shows that something is going on.
 const FRAMES: &str = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏|/-\\";
 
-/// What a terminal was told to do besides showing text.
+/// The control sequences that a terminal got, besides text.
 #[derive(Debug, Default)]
 struct TerminalEffects(Vec<String>);
 
@@ -139,7 +139,7 @@ impl Window {
         screen.cell(u16::try_from(row).ok()?, u16::try_from(column).ok()?).map(vt100::Cell::fgcolor)
     }
 
-    /// What the terminal was told to do besides showing text.
+    /// The control sequences that the terminal got, besides text.
     pub(crate) fn effects(&self) -> &[String] {
         &self.parser.callbacks().0
     }

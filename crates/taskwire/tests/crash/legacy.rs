@@ -1,5 +1,5 @@
 //! Sessions of the legacy era under a server that is killed: their clients come back with the session and the id of the last
-//! event that they have, miss nothing, and are told nothing twice.
+//! event that they have, miss nothing, and get nothing twice.
 //!
 //! [`session`](crate::session) is the client. Tools that write do so in legs, as in [`stream`](crate::stream): each leg is
 //! allowed only when the kill in the one before it is over, so every kill finds the stream unfinished.
@@ -28,7 +28,7 @@ const KILLS: u64 = 10;
 /// Chunks that are written between two questions whether to go on.
 const LEG: u64 = 200;
 const CHUNKS: u64 = LEG * (KILLS + 1);
-/// The same for the standing stream, which tells of two tasks.
+/// The same for the standing stream, which carries two tasks.
 const STANDING_KILLS: u64 = 6;
 const STANDING_LEG: u64 = 60;
 const STANDING_CHUNKS: u64 = STANDING_LEG * (STANDING_KILLS + 1);
@@ -43,9 +43,9 @@ const MOMENT_MS: u64 = 30;
 async fn a_wait_for_a_result_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = ServerFiles::new(&mut dice);
-    let mut server = started(&place).await;
-    let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
+    let server_files = ServerFiles::new(&mut dice);
+    let mut server = started(&server_files).await;
+    let session = Session::start(server_files.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
     let n = dice.below(1_000);
     let task = task_of(&session.ok("tools/call", count(n, LEG, CHUNKS, json!({}))).await);
     let message = session.message("tasks/result", json!({"taskId": task}));
@@ -59,12 +59,12 @@ async fn a_wait_for_a_result_survives_ten_kills_without_a_gap_or_a_repeat() {
         // Sometimes the server goes down between its question and the answer, else between the answer and the next question.
         let unanswered = dice.one_in(3);
         if unanswered {
-            server = restarted(server, &place).await;
+            server = restarted(server, &server_files).await;
         }
         session.answer(&question, yes()).await;
         if !unanswered {
             until_read(&mut read, leg * LEG + dice.below(LEG)).await;
-            server = restarted(server, &place).await;
+            server = restarted(server, &server_files).await;
         }
     }
     let question = next_question(&mut asked, KILLS * LEG).await;
@@ -85,10 +85,10 @@ async fn a_wait_for_a_result_survives_ten_kills_without_a_gap_or_a_repeat() {
 async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = ServerFiles::new(&mut dice);
-    let mut server = started(&place).await;
+    let server_files = ServerFiles::new(&mut dice);
+    let mut server = started(&server_files).await;
     let modes = json!({"modes": ["task", "immediate", "streaming"]});
-    let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"responses": modes}})).await;
+    let session = Session::start(server_files.port, &json!({"elicitation": {}, "tasks": {"responses": modes}})).await;
     let n = dice.below(1_000);
     let message = session.message("tools/call", count(n, LEG, CHUNKS, json!({"responseModes": ["streaming"]})));
     let mut follower = Follower::ask(&session, &message, Dice::new(dice.roll())).await;
@@ -98,11 +98,11 @@ async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
     let (has, mut read) = watch::channel(0);
     let reading = tokio::spawn(Call { follower, task: task.clone(), id: message["id"].clone(), has }.run(first));
 
-    let mut client = Client::new(place.port);
+    let mut client = Client::new(server_files.port);
     for leg in 0..KILLS {
         answer_leg(&mut client, &task, leg * LEG).await;
         until_read(&mut read, leg * LEG + dice.below(LEG)).await;
-        server = restarted(server, &place).await;
+        server = restarted(server, &server_files).await;
     }
     answer_leg(&mut client, &task, KILLS * LEG).await;
     let (output, resumed) = joined(reading).await;
@@ -124,9 +124,9 @@ async fn a_streamed_response_survives_ten_kills_without_a_gap_or_a_repeat() {
 async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = ServerFiles::new(&mut dice);
-    let mut server = started(&place).await;
-    let session = Session::start(place.port, &json!({"elicitation": {}})).await;
+    let server_files = ServerFiles::new(&mut dice);
+    let mut server = started(&server_files).await;
+    let session = Session::start(server_files.port, &json!({"elicitation": {}})).await;
     let n = dice.below(1_000);
     let arguments = json!({"n": n, "questions": QUESTIONS});
     let message = session.message("tools/call", json!({"name": "interview", "arguments": arguments}));
@@ -137,7 +137,7 @@ async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
         let moment = index % 3;
         if moment == 0 {
             // Before the question has been read, and perhaps before it was asked.
-            server = restarted_soon(server, &place, &mut dice).await;
+            server = restarted_soon(server, &server_files, &mut dice).await;
         }
         let question = follower.next().await.expect("the call asks on");
         assert_eq!(question["method"], "elicitation/create", "{question}");
@@ -146,11 +146,11 @@ async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
         assert!(id.is_string() && !asked.contains(id), "a question has an id of its own: {question} after {asked:?}");
         asked.push(id.clone());
         if moment == 1 {
-            server = restarted_soon(server, &place, &mut dice).await;
+            server = restarted_soon(server, &server_files, &mut dice).await;
         }
         session.answer(&question, name(&format!("name-{index}"))).await;
         if moment == 2 {
-            server = restarted_soon(server, &place, &mut dice).await;
+            server = restarted_soon(server, &server_files, &mut dice).await;
             // The first answer is the one that counts, also after a restart.
             session.answer(&question, name("somebody else")).await;
         }
@@ -169,11 +169,11 @@ async fn the_questions_of_a_plain_call_survive_kills_and_are_asked_once() {
 async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = ServerFiles::new(&mut dice);
-    let mut server = started(&place).await;
-    let session = Session::start(place.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
+    let server_files = ServerFiles::new(&mut dice);
+    let mut server = started(&server_files).await;
+    let session = Session::start(server_files.port, &json!({"elicitation": {}, "tasks": {"streaming": {"partial": {}}}})).await;
     let n = dice.below(1_000);
-    // What was begun before the stream was opened is told on it, too.
+    // A task that was started before the stream was opened is on it, too.
     let one = task_of(&session.ok("tools/call", count(n, STANDING_LEG, STANDING_CHUNKS, json!({}))).await);
     let follower = Follower::standing(&session, Dice::new(dice.roll())).await;
     let other = task_of(&session.ok("tools/call", count(n + 1, STANDING_LEG, STANDING_CHUNKS, json!({}))).await);
@@ -181,13 +181,13 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
     let tasks = BTreeMap::from([one.clone(), other.clone()].map(|task| (task, Output::from(0))));
     let reading = tokio::spawn(Standing { follower, tasks, open: 2, has }.run());
 
-    let mut client = Client::new(place.port);
+    let mut client = Client::new(server_files.port);
     for leg in 0..=STANDING_KILLS {
         answer_leg(&mut client, &one, leg * STANDING_LEG).await;
         answer_leg(&mut client, &other, leg * STANDING_LEG).await;
         if leg < STANDING_KILLS {
             until_read(&mut read, 2 * leg * STANDING_LEG + dice.below(2 * STANDING_LEG)).await;
-            server = restarted(server, &place).await;
+            server = restarted(server, &server_files).await;
         }
     }
     let Standing { mut follower, tasks, .. } = joined(reading).await;
@@ -216,38 +216,38 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
 async fn sessions_outlive_the_server_and_those_that_were_ended_stay_gone() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = ServerFiles::new(&mut dice);
+    let server_files = ServerFiles::new(&mut dice);
     let mut known = Known::default();
     for _ in 0..KILLS {
-        let server = started(&place).await;
+        let server = started(&server_files).await;
         known.check().await;
-        let churning = tokio::spawn(known.churn(place.port, Dice::new(dice.roll())));
+        let churning = tokio::spawn(known.churn(server_files.port, Dice::new(dice.roll())));
         sleep(Duration::from_millis(20 + dice.below(131))).await;
         server.kill();
         known = joined(churning).await;
     }
-    let server = started(&place).await;
+    let server = started(&server_files).await;
     known.check().await;
     server.kill();
     assert!(!known.live.is_empty() && !known.gone.is_empty(), "sessions were opened and ended");
     eprintln!("crash: {} sessions are there and {} are gone after {KILLS} kills", known.live.len(), known.gone.len());
 }
 
-async fn started(place: &ServerFiles) -> Server {
-    let mut server = place.start();
-    server.accepts(place.port).await;
+async fn started(server_files: &ServerFiles) -> Server {
+    let mut server = server_files.start();
+    server.accepts(server_files.port).await;
     server
 }
 
-async fn restarted(server: Server, place: &ServerFiles) -> Server {
+async fn restarted(server: Server, server_files: &ServerFiles) -> Server {
     server.kill();
-    started(place).await
+    started(server_files).await
 }
 
 /// Kills it after a moment.
-async fn restarted_soon(server: Server, place: &ServerFiles, dice: &mut Dice) -> Server {
+async fn restarted_soon(server: Server, server_files: &ServerFiles, dice: &mut Dice) -> Server {
     sleep(Duration::from_millis(dice.below(MOMENT_MS))).await;
-    restarted(server, place).await
+    restarted(server, server_files).await
 }
 
 async fn joined<T>(reading: JoinHandle<T>) -> T {
@@ -260,7 +260,7 @@ fn count(n: u64, leg: u64, chunks: u64, task: Value) -> Value {
     json!({"name": "count", "arguments": {"n": n, "chunks": chunks, "leg": leg}, "task": task})
 }
 
-/// What `count` writes: `chunks` lines, and at last what is given.
+/// What `count` writes: `chunks` lines, and then this end.
 fn check_text(text: &str, n: u64, chunks: u64, last: &str) {
     let line = |index: u64| format!("{n}-{index} {}\n", "é".repeat(usize::try_from(index % 61).expect("a small number")));
     let expected = (0..chunks).map(line).collect::<String>() + last;
@@ -416,7 +416,7 @@ impl Call {
     }
 }
 
-/// A reader of a standing stream that tells of these tasks and no others.
+/// A reader of a standing stream that carries these tasks and no others.
 #[derive(Debug)]
 struct Standing {
     follower: Follower,

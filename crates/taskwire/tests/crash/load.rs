@@ -19,7 +19,7 @@ use crate::{
     model::{Call, Kind, Model, answer_of, call_params, is_terminal, status},
 };
 
-/// Tasks that one worker has open at a time: more would only wait for their turn in each short life.
+/// Tasks that one worker has open at a time: more would only wait for their turn between two kills.
 const OPEN_MAX: usize = 6;
 /// Calls of one worker are numbered from its own number times this.
 const CALLS_MAX: u64 = 1_000_000;
@@ -51,7 +51,7 @@ pub(crate) async fn cancel(client: &mut Client, model: &Model, id: &str) {
     model.cancelled(id, SystemClock.now().to_string());
 }
 
-/// Looks at acknowledged tasks of all clients, whoever made them, until told to stop.
+/// Looks at acknowledged tasks of all clients, whoever made them, until it is stopped.
 pub(crate) async fn read(port: u16, model: Arc<Model>, mut dice: Dice, stop: Arc<AtomicBool>) {
     let mut client = Client::new(port);
     while !stop.load(Ordering::Relaxed) {
@@ -80,7 +80,7 @@ impl Worker {
         Self { client, second_client, model, dice, next_n: number * CALLS_MAX, open: Vec::new() }
     }
 
-    /// Works until told to stop; what it has begun by then, it ends.
+    /// Works until it is stopped, and ends what it has begun by then.
     pub(crate) async fn run(mut self, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::Relaxed) {
             match self.dice.below(8) {

@@ -57,26 +57,26 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
     let _alone = ALONE.lock().await;
     let (kills, mut dice) = (number("TASKWIRE_KILLS").unwrap_or(200), dice());
     let begun = Instant::now();
-    let place = ServerFiles::new(&mut dice);
+    let server_files = ServerFiles::new(&mut dice);
     let model = Arc::new(Model::default());
     let stop = Arc::new(AtomicBool::new(false));
-    let clients = start_clients(place.port, &model, &mut dice, &stop);
-    kill_again_and_again(&place, kills, &mut dice, &clients).await;
+    let clients = start_clients(server_files.port, &model, &mut dice, &stop);
+    kill_again_and_again(&server_files, kills, &mut dice, &clients).await;
 
-    let mut server = place.start();
-    server.accepts(place.port).await;
+    let mut server = server_files.start();
+    server.accepts(server_files.port).await;
     stop.store(true, Ordering::Relaxed);
     for client in clients {
         client.await.expect("a client found a broken promise");
     }
-    let mut client = Client::new(place.port);
+    let mut client = Client::new(server_files.port);
     timeout(SETTLE, settle(&mut client, &model)).await.unwrap_or_else(|_| panic!("still open: {:?}", model.unfinished()));
     verify(&mut client, &model).await;
     server.kill();
 
     let tasks = model.all();
-    stored::check(&place.data(), &tasks);
-    check_recorded_calls(&recorded_calls(&place), &tasks);
+    stored::check(&server_files.data(), &tasks);
+    check_recorded_calls(&recorded_calls(&server_files), &tasks);
     let counts = model.counts();
     eprintln!(
         "crash: {kills} kills, {} creates, {} answers, {} cancels, {} results in {:.1} s",
@@ -92,13 +92,13 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
 async fn a_restart_with_100_000_stored_tasks_answers_within_a_second() {
     let _alone = ALONE.lock().await;
     let mut dice = dice();
-    let place = ServerFiles::new(&mut dice);
-    let filled = fill::fill(&place.data(), &mut dice);
+    let server_files = ServerFiles::new(&mut dice);
+    let filled = fill::fill(&server_files.data(), &mut dice);
     let (ended, n) = dice.pick(&filled.ended).expect("most have ended");
 
     let begun = Instant::now();
-    let server = place.start();
-    let mut client = Client::new(place.port);
+    let server = server_files.start();
+    let mut client = Client::new(server_files.port);
     let state = client.until_ok("tasks/get", &json!({"taskId": ended})).await;
     let first_answer = begun.elapsed();
     // Answers to tasks that were not taken over yet must not set them going: they are not to be run again.
@@ -108,7 +108,7 @@ async fn a_restart_with_100_000_stored_tasks_answers_within_a_second() {
     assert_eq!(state["result"]["content"][0]["text"], format!("quick-{n}"), "{state}");
     eprintln!("crash: first answer {} ms after a start with {} stored tasks", first_answer.as_millis(), fill::TASKS);
     // Our tests assert no times, but this promise is one: a second, in a release build on a quiet machine. A debug build
-    // beside other work is given five.
+    // beside other work has five.
     assert!(first_answer < Duration::from_secs(5), "the first answer took {first_answer:?}");
 
     let soon = Duration::from_secs(30);
@@ -121,7 +121,7 @@ async fn a_restart_with_100_000_stored_tasks_answers_within_a_second() {
         assert_eq!(state["result"]["content"][0]["text"], format!("steps-{n}"), "{state}");
     }
     server.kill();
-    assert_eq!(recorded_calls(&place), Vec::<u64>::new(), "something was done again that must not be");
+    assert_eq!(recorded_calls(&server_files), Vec::<u64>::new(), "something was done again that must not be");
 }
 
 /// A number from the environment.
@@ -145,14 +145,14 @@ fn start_clients(port: u16, model: &Arc<Model>, dice: &mut Dice, stop: &Arc<Atom
     clients
 }
 
-/// Many short lives. Now and then one ends while the server is still opening its store.
-async fn kill_again_and_again(place: &ServerFiles, kills: u64, dice: &mut Dice, clients: &[JoinHandle<()>]) {
+/// Many starts and kills. Now and then the server is killed while it is still opening its store.
+async fn kill_again_and_again(server_files: &ServerFiles, kills: u64, dice: &mut Dice, clients: &[JoinHandle<()>]) {
     for _ in 0..kills {
-        let mut server = place.start();
+        let mut server = server_files.start();
         if dice.one_in(10) {
             sleep(Duration::from_millis(dice.below(30))).await;
         } else {
-            server.accepts(place.port).await;
+            server.accepts(server_files.port).await;
             sleep(Duration::from_millis(20 + dice.below(131))).await;
         }
         server.kill();
@@ -207,9 +207,9 @@ async fn ends<'a>(client: &mut Client, tasks: impl Iterator<Item = &'a (String, 
     states
 }
 
-/// The numbers of the calls that left a line in the journal, in order.
-fn recorded_calls(place: &ServerFiles) -> Vec<u64> {
-    let text = std::fs::read_to_string(place.record_path()).expect("the journal can be read");
+/// The numbers of the calls that left a line in the record, in order.
+fn recorded_calls(server_files: &ServerFiles) -> Vec<u64> {
+    let text = std::fs::read_to_string(server_files.record_path()).expect("the journal can be read");
     text.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("half a line in the journal: {line:?}"))).collect()
 }
 

@@ -39,7 +39,7 @@ impl Kind {
         matches!(self, Self::Steps | Self::Ask)
     }
 
-    /// Whether it leaves a line in the journal.
+    /// Whether it leaves a line in the record.
     pub(crate) const fn is_recorded(self) -> bool {
         matches!(self, Self::Once | Self::Sign)
     }
@@ -116,7 +116,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Checks that the task ended as its kind must, given what was acknowledged.
+    /// Checks that the task ended as its kind must after what was acknowledged.
     pub(crate) fn check_end(&self, id: &str) {
         let Call { kind, n, .. } = self.call;
         let end = self.ended.as_ref().unwrap_or_else(|| panic!("{id} has not ended: {self:?}"));

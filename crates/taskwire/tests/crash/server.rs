@@ -1,4 +1,4 @@
-//! The real server as a process of its own, started and killed at will, always in the same place.
+//! The real server as a process of its own, started and killed at will, always with the same files and port.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{dice::Dice, testing::TempDir};
 
-/// Where a server lives: its port and its files.
+/// The port and the files of a server.
 #[derive(Debug)]
 pub(crate) struct ServerFiles {
     pub(crate) port: u16,
@@ -42,8 +42,8 @@ impl ServerFiles {
     }
 }
 
-/// A port below those that the system gives to outgoing connections: a client that knocks while the server is down
-/// must not be given the very port it knocks at, for it would then be connected to itself.
+/// A port below those that the system gives to outgoing connections: a client that connects while the server
+/// is down must not get that very port for its own end, for it would then be connected to itself.
 fn free_port(dice: &mut Dice) -> u16 {
     loop {
         let port = 20_000 + u16::try_from(dice.below(12_000)).expect("a small number");

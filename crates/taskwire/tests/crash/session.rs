@@ -57,7 +57,7 @@ impl Session {
     /// Opens a session and says that all is ready.
     pub(crate) async fn start(port: u16, capabilities: &Value) -> Self {
         let session = Self::open(port, capabilities).await.expect("the server lives");
-        session.tell(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+        session.notify(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
         session
     }
 
@@ -81,7 +81,7 @@ impl Session {
 
     /// Answers a question of the server.
     pub(crate) async fn answer(&self, question: &Value, result: Value) {
-        self.tell(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result})).await;
+        self.notify(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result})).await;
     }
 
     /// Whether the server knows it.
@@ -105,7 +105,7 @@ impl Session {
     }
 
     /// Posts what is taken without an answer.
-    async fn tell(&self, message: &Value) {
+    async fn notify(&self, message: &Value) {
         let answer = self.post(message).await.expect("the server lives");
         let status = answer.status;
         let body = answer.text().await.expect("the server lives");

@@ -31,7 +31,7 @@ const COST_MAX: u64 = 8 * 1024 * 1024;
 const PAIRS: usize = 3;
 
 /// Memory is compared at its peak, each run in a new process. A peak is what the work needs and some chance on top
-/// (which thread took which memory, and when it was given back), so the least of several is nearest to what the work
+/// (which thread took which memory, and when it was returned), so the least of several is nearest to what the work
 /// needs. A second pair of runs is there to outdo chance. It cannot excuse a server that keeps the stream for the reader
 /// that never reads: that is no chance, it is 20 MB in each run that has one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,20 +58,20 @@ async fn a_reader_that_never_reads_costs_little_and_slows_nobody() {
 /// Streams to all readers, beside one that never reads if `stalls`. Says how much memory the server had at most.
 async fn run(dice: &mut Dice, stalls: bool) -> Option<u64> {
     let begun = Instant::now();
-    let place = ServerFiles::new(dice);
-    let mut server = place.start();
-    server.accepts(place.port).await;
-    let mut client = Client::new(place.port);
+    let server_files = ServerFiles::new(dice);
+    let mut server = server_files.start();
+    server.accepts(server_files.port).await;
+    let mut client = Client::new(server_files.port);
     let task = begin(&mut client, "flood", json!({"n": 1, "chunks": CHUNKS, "leg": LEG})).await;
     let mut stalled = None;
     if stalls {
-        let asked = ListenRequest::send(place.port, &task, 0).await.expect("a request can be sent");
+        let asked = ListenRequest::send(server_files.port, &task, 0).await.expect("a request can be sent");
         asked.answered().await.expect("the server answers");
         stalled = Some(asked);
     }
     let mut readers = Vec::new();
     for _ in 0..READERS {
-        let asked = ListenRequest::send(place.port, &task, 0).await.expect("a request can be sent");
+        let asked = ListenRequest::send(server_files.port, &task, 0).await.expect("a request can be sent");
         let (says, has) = watch::channel(0);
         readers.push((tokio::spawn(follow(asked.begin().await.expect("the server answers"), says)), has));
     }

@@ -64,7 +64,7 @@ fn chunks(reader: &dyn Reader, id: TaskId) -> Vec<Chunk> {
     }
 }
 
-/// Attempts follow each other, each in a later life than the one before; only retried tasks have more than one.
+/// Attempts follow each other, each under a later start of the server than the one before; only retried tasks have more than one.
 fn check_attempts(id: TaskId, kind: Kind, events: &[StoredEvent]) -> usize {
     let Some(Event::Created { epoch, .. }) = events.first().map(|first| &first.event) else {
         panic!("the log of {id} does not begin with its creation: {events:?}");

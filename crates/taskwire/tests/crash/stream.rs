@@ -34,13 +34,13 @@ const PAUSE: Duration = Duration::from_millis(3);
 async fn a_stream_survives_ten_kills_without_a_gap_or_a_repeat() {
     let _alone = ALONE.lock().await;
     let (begun, mut dice) = (Instant::now(), dice());
-    let place = ServerFiles::new(&mut dice);
-    let mut server = place.start();
-    server.accepts(place.port).await;
-    let mut client = Client::new(place.port);
+    let server_files = ServerFiles::new(&mut dice);
+    let mut server = server_files.start();
+    server.accepts(server_files.port).await;
+    let mut client = Client::new(server_files.port);
     let n = dice.below(1_000);
     let task = begin(&mut client, "count", json!({"n": n, "chunks": CHUNKS, "leg": LEG})).await;
-    let reader = Reader::new(place.port, &task, Dice::new(dice.roll()));
+    let reader = Reader::new(server_files.port, &task, Dice::new(dice.roll()));
     let mut has = reader.has.subscribe();
     let reading = tokio::spawn(reader.run());
 
@@ -48,8 +48,8 @@ async fn a_stream_survives_ten_kills_without_a_gap_or_a_repeat() {
         answer_leg(&mut client, &task, leg * LEG).await;
         until_read(&mut has, leg * LEG + dice.below(LEG)).await;
         server.kill();
-        server = place.start();
-        server.accepts(place.port).await;
+        server = server_files.start();
+        server.accepts(server_files.port).await;
     }
     answer_leg(&mut client, &task, KILLS * LEG).await;
     let reader = timeout(SETTLE, reading).await.unwrap_or_else(|_| panic!("the stream does not end within {SETTLE:?}"));

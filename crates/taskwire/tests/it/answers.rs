@@ -1,4 +1,5 @@
-//! Answers that are none: each is refused with what is wrong with it, its question stays open, and a good answer is taken after it.
+//! Answers that do not fit their question: the server refuses each with the reason, the question stays open, and a good answer is
+//! accepted after it.
 
 use std::sync::{
     Arc,
@@ -54,10 +55,10 @@ pub(crate) fn ordering() -> Value {
     json!({"action": "accept", "content": {"name": "Ada", "count": 3.0, "size": null}})
 }
 
-/// What the tool is told then.
+/// What the tool gets then.
 pub(crate) const ORDERED: &str = r#"accept {"count":3,"name":"Ada"}"#;
 
-fn told(answer: &Answer) -> String {
+fn describe(answer: &Answer) -> String {
     let mut content = answer.content.clone().unwrap_or_default();
     content.sort_all_objects();
     format!("{} {content}", answer.action.as_deref().unwrap_or("nothing"))
@@ -65,7 +66,7 @@ fn told(answer: &Answer) -> String {
 
 /// Asks for an order while it runs.
 pub(crate) fn orders() -> Tool {
-    tool("orders", &(), |(), ctx| async move { Ok(told(&ctx.ask("it", order()).await?)) })
+    tool("orders", &(), |(), ctx| async move { Ok(describe(&ctx.ask("it", order()).await?)) })
 }
 
 /// Asks for an order by being called again; counts how often it is.
@@ -74,7 +75,7 @@ fn rounds(runs: &Arc<AtomicU64>) -> Tool {
         runs.fetch_add(1, Ordering::Relaxed);
         match ctx.resumed().answers.get("it") {
             None => Err(ToolError::input_required(InputRequired::ask("it", order()))),
-            Some(answer) => Ok(told(&answer.read()?)),
+            Some(answer) => Ok(describe(&answer.read()?)),
         }
     })
 }
@@ -215,7 +216,7 @@ async fn an_answer_to_what_a_resource_asks_is_held_against_it_too() {
     tools.resource(Resource::raw(json!({"uri": "test://orders", "name": "orders"}), |call| async move {
         match call.resumed.answers.get("it") {
             None => Err(ToolError::input_required(InputRequired::ask("it", order()))),
-            Some(answer) => Ok(json!({"contents": [{"uri": "test://orders", "text": told(&answer.read()?)}]})),
+            Some(answer) => Ok(json!({"contents": [{"uri": "test://orders", "text": describe(&answer.read()?)}]})),
         }
     }));
     let server = TestServer::start(tools).await;

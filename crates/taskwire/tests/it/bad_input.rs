@@ -60,7 +60,7 @@ impl Target {
         self.client.message(1, "tools/call", json!({"name": "job", "arguments": {}}))
     }
 
-    /// The call with this text in place of its arguments.
+    /// The call with this text instead of its arguments.
     fn call_with(&self, arguments: &str) -> String {
         self.client.message(1, "tools/call", json!({"name": "job", "arguments": "@"})).to_string().replace("\"@\"", arguments)
     }
@@ -373,7 +373,7 @@ async fn deep_nesting_is_refused_wherever_it_is_read() {
     let good = target.call().to_string();
     for levels in [1_000, 100_000] {
         for deep in [arrays(levels), objects(levels)] {
-            let places = [
+            let parts = [
                 ("arguments", target.call_with(&deep), -32602),
                 ("an argument", target.call_with(&format!("{{\"a\":{deep}}}")), -32602),
                 ("the name", good.replace("\"job\"", &deep), -32602),
@@ -382,8 +382,8 @@ async fn deep_nesting_is_refused_wherever_it_is_read() {
                 ("`_meta`", token.replace("\"@\"", &deep), -32602),
                 ("the message", deep.clone(), -32600),
             ];
-            for (place, body, code) in places {
-                assert_eq!(target.refused(body.as_bytes()).await.1, code, "{place}, {levels} levels");
+            for (part, body, code) in parts {
+                assert_eq!(target.refused(body.as_bytes()).await.1, code, "{part}, {levels} levels");
             }
         }
     }

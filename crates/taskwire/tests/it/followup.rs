@@ -1,5 +1,5 @@
-//! Clients that know no tasks get on with `task_wait`, `task_output`, `task_answer` and `task_cancel`, and read what is too much for
-//! an answer as a resource.
+//! Clients without tasks use `task_wait`, `task_output`, `task_answer` and `task_cancel`, and read output that is too large for a
+//! result as a resource.
 
 mod answers;
 mod resource;
@@ -65,22 +65,22 @@ fn task_in(text: &str) -> String {
     copied(text, "\"task_id\":\"").to_owned()
 }
 
-/// A wait that has surely begun: its client was told how far the task is.
-async fn waiting(client: &Client, act: &ToolRun, arguments: Value) -> Events {
-    act.ctx.progress(Progress::of(1.0, 10.0).message("one")).await.expect("it goes on");
+/// A wait that has surely begun: its client got the task's progress.
+async fn waiting(client: &Client, run: &ToolRun, arguments: Value) -> Events {
+    run.ctx.progress(Progress::of(1.0, 10.0).message("one")).await.expect("it goes on");
     let params = json!({"name": "task_wait", "arguments": arguments, "_meta": {"progressToken": "p"}});
     let message = client.message(client.next_id(), "tools/call", params);
     let mut events = with_timeout("the first word", client.open(&message)).await;
-    let told = with_timeout("the progress", events.next()).await.expect("it waits");
-    assert_eq!(told["params"], json!({"progressToken": "p", "progress": 1.0, "total": 10.0, "message": "one"}));
+    let notification = with_timeout("the progress", events.next()).await.expect("it waits");
+    assert_eq!(notification["params"], json!({"progressToken": "p", "progress": 1.0, "total": 10.0, "message": "one"}));
     events
 }
 
 /// The next progress that a waiting client hears of.
 async fn progress(events: &mut Events) -> Value {
-    let told = with_timeout("the progress", events.next()).await.expect("it waits");
-    assert_eq!(told["method"], "notifications/progress", "{told}");
-    told["params"].clone()
+    let notification = with_timeout("the progress", events.next()).await.expect("it waits");
+    assert_eq!(notification["method"], "notifications/progress", "{notification}");
+    notification["params"].clone()
 }
 
 /// The result of a call whose notifications do not matter.
@@ -95,15 +95,15 @@ async fn result(events: &mut Events) -> Value {
 }
 
 /// A task that asks something under the key `k`.
-async fn asked(stage: &mut ToolHarness, question: Question) -> (String, ToolRun, JoinHandle<Result<Answer, ToolError>>) {
-    let (id, act) = stage.task().await;
-    let asking = asks(&act, "k", question);
-    with_timeout("the question", stage.client.until(&id, "input_required")).await;
-    (id, act, asking)
+async fn asked(harness: &mut ToolHarness, question: Question) -> (String, ToolRun, JoinHandle<Result<Answer, ToolError>>) {
+    let (id, run) = harness.task().await;
+    let asking = asks(&run, "k", question);
+    with_timeout("the question", harness.client.until(&id, "input_required")).await;
+    (id, run, asking)
 }
 
-fn asks(act: &ToolRun, key: &'static str, question: Question) -> JoinHandle<Result<Answer, ToolError>> {
-    let ctx = act.ctx.clone();
+fn asks(run: &ToolRun, key: &'static str, question: Question) -> JoinHandle<Result<Answer, ToolError>> {
+    let ctx = run.ctx.clone();
     tokio::spawn(async move { ctx.ask(key, question).await })
 }
 
@@ -126,44 +126,44 @@ fn order_form() -> Question {
 
 #[tokio::test]
 async fn a_slow_call_of_a_client_without_tasks_is_followed_up_to_its_result() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool).await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool).await;
+    let client = harness.server.plain_client();
     let call = tokio::spawn({
         let client = client.clone();
         async move { client.call("writes", json!({})).await }
     });
-    let mut act = stage.run().await;
-    act.ctx.text("line one\nline two\n").await.expect("it may write");
-    act.ctx.status("half way").await.expect("it may talk");
-    stage.clock.advance(HOLD);
+    let mut run = harness.run().await;
+    run.ctx.text("line one\nline two\n").await.expect("it may write");
+    run.ctx.status("half way").await.expect("it may talk");
+    harness.clock.advance(HOLD);
     let held = with_timeout("the answer", call).await.expect("no panic");
     assert_ne!(held["isError"], true, "{held}");
     let text = text_of(&held["content"]);
     has(&text, &["`writes` is still running, for 45 s", "Do not call `writes` again", "call the tool `task_wait` with {\"task_id\":\""]);
     has(&text, &["This is not its result", "half way", "line one\nline two\n", "`task_cancel`", "Tell your user"]);
     let id = task_in(&text);
-    let mut events = waiting(&client, &act, of(&id)).await;
-    act.ends("all done");
+    let mut events = waiting(&client, &run, of(&id)).await;
+    run.ends("all done");
     assert_eq!(text_of(&result(&mut events).await["content"]), "all done");
     assert_eq!(says(&client, "task_wait", of(&id)).await, "all done", "a result can be had more than once");
 }
 
 #[tokio::test]
 async fn a_slow_call_of_a_session_is_followed_up_to_its_result() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
     for version in ["2025-06-18", "2025-11-25"] {
-        let legacy = LegacySession::of(stage.server.port, None, version, json!({})).await;
+        let legacy = LegacySession::of(harness.server.port, None, version, json!({})).await;
         let call = tokio::spawn({
             let legacy = legacy.clone();
             async move { legacy.call("writes", json!({})).await }
         });
-        let mut act = stage.run().await;
-        stage.clock.advance(HOLD);
+        let mut run = harness.run().await;
+        harness.clock.advance(HOLD);
         let held = with_timeout("the answer", call).await.expect("no panic");
         let id = task_in(&text_of(&held["content"]));
         let still = legacy.call("task_wait", json!({"task_id": id, "timeout_s": 0})).await;
         has(&text_of(&still["content"]), &["still running", &id]);
-        act.ends("all done");
+        run.ends("all done");
         let ended = with_timeout("the result", legacy.call("task_wait", of(&id))).await;
         assert_eq!(text_of(&ended["content"]), "all done");
     }
@@ -171,14 +171,14 @@ async fn a_slow_call_of_a_session_is_followed_up_to_its_result() {
 
 #[tokio::test]
 async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let client = harness.server.plain_client();
     let call = tokio::spawn({
         let client = client.clone();
         async move { client.call("writes", json!({})).await }
     });
-    let mut act = stage.run().await;
-    let asking = asks(&act, "order", order_form());
+    let mut run = harness.run().await;
+    let asking = asks(&run, "order", order_form());
     let text = text_of(&with_timeout("the question", call).await.expect("no panic")["content"]);
     has(
         &text,
@@ -191,37 +191,37 @@ async fn a_question_comes_back_through_the_call_and_its_answer_through_a_tool() 
     let answered = says(&client, "task_answer", json!({"task_id": id, "value": {"size": "large", "count": 2}})).await;
     has(&answered, &["`order`", "is answered", &format!("`task_wait` with {{\"task_id\":\"{id}\"}}")]);
     assert_eq!(answer(asking).await, ("accept".to_owned(), json!({"size": "large", "count": 2, "gift": false})));
-    act.ends("ordered");
+    run.ends("ordered");
     assert_eq!(says(&client, "task_wait", of(&id)).await, "ordered");
 }
 
 #[tokio::test]
 async fn the_tools_are_there_for_who_needs_them() {
-    let stage = ToolHarness::new().await;
+    let harness = ToolHarness::new().await;
     let names = |list: Value| -> Vec<String> {
         let tools = list["tools"].as_array().expect("tools").clone();
         tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
     };
     let mut all = vec!["writes"];
     all.extend(NAMES);
-    assert_eq!(names(stage.server.plain_client().ok("tools/list", json!({})).await), all);
-    assert_eq!(names(LegacySession::declaring(&stage.server, json!({})).await.ok("tools/list", json!({})).await), all);
-    assert_eq!(names(stage.client.ok("tools/list", json!({})).await), ["writes"], "who has tasks needs none of them");
+    assert_eq!(names(harness.server.plain_client().ok("tools/list", json!({})).await), all);
+    assert_eq!(names(LegacySession::declaring(&harness.server, json!({})).await.ok("tools/list", json!({})).await), all);
+    assert_eq!(names(harness.client.ok("tools/list", json!({})).await), ["writes"], "who has tasks needs none of them");
 }
 
 // Listing.
 
 #[tokio::test]
 async fn what_runs_and_what_ended_is_listed_the_latest_first() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
     has(&says(&client, "task_list", json!({})).await, &["no such tasks"]);
-    let (first, mut act) = stage.task().await;
-    act.ends("done");
-    with_timeout("the end", stage.client.until(&first, "completed")).await;
-    stage.clock.advance(std::time::Duration::from_secs(1));
-    let (second, act) = stage.task().await;
-    act.ctx.status("half way").await.expect("it may say so");
+    let (first, mut run) = harness.task().await;
+    run.ends("done");
+    with_timeout("the end", harness.client.until(&first, "completed")).await;
+    harness.clock.advance(std::time::Duration::from_secs(1));
+    let (second, run) = harness.task().await;
+    run.ctx.status("half way").await.expect("it may say so");
     let all = says(&client, "task_list", json!({})).await;
     has(
         &all,
@@ -248,11 +248,11 @@ async fn what_runs_and_what_ended_is_listed_the_latest_first() {
 
 #[tokio::test]
 async fn a_call_that_its_client_left_is_listed_with_its_arguments() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
     let message = client.message(7, "tools/call", json!({"name": "writes", "arguments": {"region": "eu"}}));
     let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
-    let _act = stage.run().await;
+    let _run = harness.run().await;
     drop(connection);
     let listed = async {
         loop {
@@ -269,53 +269,53 @@ async fn a_call_that_its_client_left_is_listed_with_its_arguments() {
 
 #[tokio::test]
 async fn a_wait_ends_with_the_tasks_own_result() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, mut act) = stage.task().await;
-    let mut events = waiting(&client, &act, of(&id)).await;
-    act.ends(Json(json!({"n": 42})));
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, mut run) = harness.task().await;
+    let mut events = waiting(&client, &run, of(&id)).await;
+    run.ends(Json(json!({"n": 42})));
     let ended = result(&mut events).await;
     assert_eq!((&ended["structuredContent"], text_of(&ended["content"]).as_str()), (&json!({"n": 42}), "{\"n\":42}"));
-    let (id, mut act) = stage.task().await;
-    act.ends(CallResult::error("no such file"));
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    let (id, mut run) = harness.task().await;
+    run.ends(CallResult::error("no such file"));
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
     assert_eq!(refuses(&client, "task_wait", of(&id)).await, "no such file", "an error of the tool is its result, too");
 }
 
 #[tokio::test]
 async fn a_task_without_a_result_is_an_error_that_says_why() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, mut act) = stage.task().await;
-    act.writes("one").await;
-    act.ends_with(Err(ToolError::protocol(-32603, "the disk is gone")));
-    with_timeout("the end", stage.client.until(&id, "failed")).await;
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, mut run) = harness.task().await;
+    run.writes("one").await;
+    run.ends_with(Err(ToolError::protocol(-32603, "the disk is gone")));
+    with_timeout("the end", harness.client.until(&id, "failed")).await;
     has(&refuses(&client, "task_wait", of(&id)).await, &["failed: the disk is gone", "`task_output`", &id]);
-    let (id, _act) = stage.task().await;
-    stage.client.cancel(&id).await;
+    let (id, _run) = harness.task().await;
+    harness.client.cancel(&id).await;
     has(&refuses(&client, "task_wait", of(&id)).await, &["was cancelled", "gives no result", &id]);
 }
 
 #[tokio::test]
 async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
-    let mut stage = ToolHarness::with(Config { hold: SECOND * 3, ..Config::default() }).await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::with(Config { hold: SECOND * 3, ..Config::default() }).await;
+    let client = harness.server.plain_client();
     for (timeout, lasts) in [(json!(2), SECOND * 2), (json!(0.5), MS * 500), (json!(100_000), SECOND * 3), (json!(null), SECOND * 3)] {
-        let (id, act) = stage.task().await;
+        let (id, run) = harness.task().await;
         let mut arguments = of(&id);
         if !timeout.is_null() {
             arguments["timeout_s"] = timeout;
         }
-        let mut events = waiting(&client, &act, arguments).await;
-        stage.clock.advance(lasts - MS);
-        act.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
+        let mut events = waiting(&client, &run, arguments).await;
+        harness.clock.advance(lasts - MS);
+        run.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
         assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
-        stage.clock.advance(MS);
+        harness.clock.advance(MS);
         let text = text_of(&result(&mut events).await["content"]);
         has(&text, &["still running", "call the tool `task_wait`", &id, "one (2 done)"]);
         assert!(!text.contains("shutting down"), "{text}");
     }
-    let (id, _act) = stage.task().await;
+    let (id, _run) = harness.task().await;
     has(&says(&client, "task_wait", json!({"task_id": id, "timeout_s": 0})).await, &["still running, for 0 s"]);
     has(&refuses(&client, "task_wait", json!({"task_id": id, "timeout_s": -1})).await, &["timeout_s"]);
     has(&refuses(&client, "task_wait", json!({})).await, &["task_id"]);
@@ -323,83 +323,83 @@ async fn a_wait_lasts_as_long_as_it_was_told_and_no_longer_than_it_may() {
 
 #[tokio::test]
 async fn who_waits_hears_of_progress_and_that_the_wait_goes_on() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, mut act) = stage.task().await;
-    let mut events = waiting(&client, &act, of(&id)).await;
-    stage.clock.advance(SECOND * 5);
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, mut run) = harness.task().await;
+    let mut events = waiting(&client, &run, of(&id)).await;
+    harness.clock.advance(SECOND * 5);
     let beat = progress(&mut events).await;
     let done = beat["progress"].as_f64().expect("a number");
     assert!(done > 1.0 && done < 1.1, "it grows a little: {beat}");
-    act.ctx.progress(Progress::of(2.0, 10.0).message("two")).await.expect("it goes on");
+    run.ctx.progress(Progress::of(2.0, 10.0).message("two")).await.expect("it goes on");
     let mut last = done;
     loop {
-        let told = progress(&mut events).await;
-        let done = told["progress"].as_f64().expect("a number");
-        assert!(done > last, "it must grow: {told}");
+        let update = progress(&mut events).await;
+        let done = update["progress"].as_f64().expect("a number");
+        assert!(done > last, "it must grow: {update}");
         last = done;
         if done >= 2.0 {
-            assert_eq!((&told["progress"], &told["message"]), (&json!(2.0), &json!("two")), "its own numbers are not in the way");
+            assert_eq!((&update["progress"], &update["message"]), (&json!(2.0), &json!("two")), "its own numbers are not in the way");
             break;
         }
     }
-    act.ends("done");
+    run.ends("done");
     assert_eq!(text_of(&result(&mut events).await["content"]), "done");
 }
 
 #[tokio::test]
 async fn a_question_ends_a_wait_unless_only_the_client_can_answer_it() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, act) = stage.task().await;
-    let mut events = waiting(&client, &act, of(&id)).await;
-    let _asking = asks(&act, "who", name_form("Who are you?"));
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, run) = harness.task().await;
+    let mut events = waiting(&client, &run, of(&id)).await;
+    let _asking = asks(&run, "who", name_form("Who are you?"));
     has(&text_of(&result(&mut events).await["content"]), &["Question `who`: Who are you?", "\"key\":\"who\",\"value\":\"<text>\"}"]);
-    let able = stage.server.client().declaring(json!({"sampling": {}, "extensions": {TASKS: {}}}));
-    let (id, act) = stage.task_of(&able).await;
-    let mut events = waiting(&client, &act, of(&id)).await;
-    let _asking = asks(&act, "model", Question::sampling(json!({"messages": [], "maxTokens": 1})));
+    let able = harness.server.client().declaring(json!({"sampling": {}, "extensions": {TASKS: {}}}));
+    let (id, run) = harness.task_of(&able).await;
+    let mut events = waiting(&client, &run, of(&id)).await;
+    let _asking = asks(&run, "model", Question::sampling(json!({"messages": [], "maxTokens": 1})));
     with_timeout("the question", able.until(&id, "input_required")).await;
-    act.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
+    run.ctx.progress(Progress::at(2.0)).await.expect("it goes on");
     assert_eq!(progress(&mut events).await["progress"], 2.0, "it is still waiting");
-    stage.clock.advance(HOLD);
+    harness.clock.advance(HOLD);
     has(&text_of(&result(&mut events).await["content"]), &["only by the client", "`sampling/createMessage`", "`task_wait`"]);
     has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "hello"})).await, &["only by the client"]);
 }
 
 #[tokio::test]
 async fn nobody_is_kept_waiting_by_a_server_that_shuts_down() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, mut act) = stage.task().await;
-    let mut events = waiting(&client, &act, of(&id)).await;
-    stage.server.stop();
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, mut run) = harness.task().await;
+    let mut events = waiting(&client, &run, of(&id)).await;
+    harness.server.stop();
     has(&text_of(&result(&mut events).await["content"]), &["still running", GOING_AWAY, &id]);
-    act.ends("done");
+    run.ends("done");
 }
 
 #[tokio::test]
 async fn who_is_held_by_a_server_that_shuts_down_is_told_to_come_back() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let client = harness.server.plain_client();
     let call = tokio::spawn(async move { client.call("writes", json!({})).await });
-    let mut act = stage.run().await;
-    stage.server.stop();
+    let mut run = harness.run().await;
+    harness.server.stop();
     let text = text_of(&with_timeout("the answer", call).await.expect("no panic")["content"]);
     has(&text, &["`writes` is still running", "`task_wait` with {\"task_id\":\"", GOING_AWAY]);
-    act.ends("done");
+    run.ends("done");
 }
 
 // Output.
 
 #[tokio::test]
 async fn output_is_read_on_from_where_the_last_answer_ended() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = stage.server.plain_client();
-    let (id, mut act) = stage.task().await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = harness.server.plain_client();
+    let (id, mut run) = harness.task().await;
     has(&says(&client, "task_output", of(&id)).await, &["has written nothing so far", "still running", "`task_wait`"]);
-    act.writes("a\n").await;
-    act.writes("b\n").await;
+    run.writes("a\n").await;
+    run.writes("b\n").await;
     let first = done(&client, "task_output", of(&id)).await;
     assert_eq!(first["content"][0]["text"], "a\nb\n", "text that belongs together is together");
     let text = text_of(&first["content"]);
@@ -407,14 +407,14 @@ async fn output_is_read_on_from_where_the_last_answer_ended() {
     assert_eq!(copied(&text, "\"after\":"), "2");
     let nothing = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
     has(&nothing, &["nothing after 2 so far", "\"after\":2"]);
-    act.ctx.block(Content::image(b"png", "image/png")).await.expect("it may write");
-    act.writes("c\n").await;
+    run.ctx.block(Content::image(b"png", "image/png")).await.expect("it may write");
+    run.writes("c\n").await;
     let second = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
     assert!(second.starts_with("<image>+c\n+---\n"), "{second}");
     assert_eq!(copied(&second, "\"after\":"), "4");
     has(&says(&client, "task_output", json!({"task_id": id, "after": 99})).await, &["nothing after 99", "\"after\":4"]);
-    act.ends("the result");
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    run.ends("the result");
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
     let over = says(&client, "task_output", json!({"task_id": id, "after": 2})).await;
     has(&over, &["<image>+c\n", "That is all of the output", "ended (completed)", "`task_wait`", "gives its result"]);
     assert!(!over.contains("the result"), "the result is not output: {over}");
@@ -429,11 +429,11 @@ async fn output_is_read_on_from_where_the_last_answer_ended() {
 
 #[tokio::test]
 async fn the_output_of_a_task_that_has_no_result_promises_none() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = stage.server.plain_client();
-    let (id, act) = stage.task().await;
-    act.writes("a\n").await;
-    stage.client.cancel(&id).await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = harness.server.plain_client();
+    let (id, run) = harness.task().await;
+    run.writes("a\n").await;
+    harness.client.cancel(&id).await;
     let text = says(&client, "task_output", of(&id)).await;
     has(&text, &["a\n", "ended (cancelled)", "says what came of it"]);
     assert!(!text.contains("its result"), "{text}");
@@ -441,12 +441,12 @@ async fn the_output_of_a_task_that_has_no_result_promises_none() {
 
 #[tokio::test]
 async fn much_output_comes_in_pages_that_have_everything_once() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = stage.server.plain_client();
-    let (id, act) = stage.task().await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = harness.server.plain_client();
+    let (id, run) = harness.task().await;
     let all: String = (0..5).map(large).collect();
     for n in 0..5 {
-        act.writes(&large(n)).await;
+        run.writes(&large(n)).await;
     }
     let (mut read, mut after, mut pages) = (String::new(), "0".to_owned(), 0);
     loop {
@@ -469,9 +469,9 @@ async fn much_output_comes_in_pages_that_have_everything_once() {
 
 #[tokio::test]
 async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = stage.server.plain_client();
-    let (id, act) = stage.task().await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = harness.server.plain_client();
+    let (id, run) = harness.task().await;
     let mut parts = vec!["copying\n".to_owned()];
     for n in 0..50 {
         // Cut in the middle of what sets a colour.
@@ -479,7 +479,7 @@ async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
     }
     parts.push("\r\n\u{1b}]0;title\u{7}copied\n".to_owned());
     for part in &parts {
-        act.writes(part).await;
+        run.writes(part).await;
     }
     let seen = "copying\n49 of 50\ncopied\n";
     assert_eq!(done(&client, "task_output", of(&id)).await["content"][0]["text"], seen);
@@ -499,39 +499,39 @@ async fn progress_that_is_drawn_over_is_told_as_a_terminal_shows_it() {
 
 #[tokio::test]
 async fn a_task_is_cancelled_once_and_says_so() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, act) = stage.task().await;
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, run) = harness.task().await;
     has(&says(&client, "task_cancel", of(&id)).await, &["is cancelled", "no result", &id]);
-    with_timeout("the stop", act.ctx.cancelled()).await;
-    assert_eq!(stage.client.get(&id).await["status"], "cancelled");
+    with_timeout("the stop", run.ctx.cancelled()).await;
+    assert_eq!(harness.client.get(&id).await["status"], "cancelled");
     has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (cancelled)"]);
-    let (id, mut act) = stage.task().await;
-    act.ends("done");
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    let (id, mut run) = harness.task().await;
+    run.ends("done");
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
     has(&says(&client, "task_cancel", of(&id)).await, &["had already ended (completed)", "`task_wait`"]);
     assert_eq!(says(&client, "task_wait", of(&id)).await, "done", "its result stays");
 }
 
 #[tokio::test]
 async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
-    let mut stage = ToolHarness::with(two_callers()).await;
-    let (ann, bob) = (stage.server.client().with_token("ann-token"), stage.server.client().with_token("bob-token"));
-    let (of_ann, _act) = stage.task_of(&ann).await;
-    let (of_bob, _bobs) = stage.task_of(&bob).await;
+    let mut harness = ToolHarness::with(two_callers()).await;
+    let (ann, bob) = (harness.server.client().with_token("ann-token"), harness.server.client().with_token("bob-token"));
+    let (of_ann, _run) = harness.task_of(&ann).await;
+    let (of_bob, _bobs) = harness.task_of(&bob).await;
     let never: String = of_ann.chars().rev().collect();
-    let client = stage.server.plain_client().with_token("bob-token");
+    let client = harness.server.plain_client().with_token("bob-token");
     // The list names no task.
     for tool in &NAMES[..4] {
-        let told = |id: String| {
+        let refusal_of = |id: String| {
             let client = client.clone();
             async move { refuses(&client, tool, of(&id)).await.replace(&id, "IT") }
         };
-        let (foreign, unknown) = (told(of_ann.clone()).await, told(never.clone()).await);
+        let (foreign, unknown) = (refusal_of(of_ann.clone()).await, refusal_of(never.clone()).await);
         assert_eq!(foreign, unknown, "{tool}");
         has(&foreign, &["There is no task `IT` of yours", &format!("{of_bob}: `writes`, running for 0 s")]);
         assert_eq!(foreign.matches("IT").count(), 1, "it is in no list: {foreign}");
-        has(&told("the last one\u{7}`".to_owned()).await, &["There is no task", &of_bob]);
+        has(&refusal_of("the last one\u{7}`".to_owned()).await, &["There is no task", &of_bob]);
     }
     let uris = [of_ann.as_str(), never.as_str()].map(|id| format!("taskwire://task/{id}/output"));
     let mut errors = Vec::new();
@@ -547,15 +547,15 @@ async fn somebody_elses_task_is_no_other_than_one_that_never_was() {
 
 #[tokio::test]
 async fn no_more_than_ten_running_tasks_are_listed_the_latest_first() {
-    let mut stage = ToolHarness::new().await;
-    let (mut ids, mut acts) = (Vec::new(), Vec::new());
+    let mut harness = ToolHarness::new().await;
+    let (mut ids, mut runs) = (Vec::new(), Vec::new());
     for _ in 0..12 {
-        let (id, act) = stage.task().await;
+        let (id, run) = harness.task().await;
         ids.push(id);
-        acts.push(act);
-        stage.clock.advance(SECOND);
+        runs.push(run);
+        harness.clock.advance(SECOND);
     }
-    let text = refuses(&stage.server.plain_client(), "task_wait", of("?")).await;
+    let text = refuses(&harness.server.plain_client(), "task_wait", of("?")).await;
     let listed: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("- ")?.split(':').next()).collect();
     let latest: Vec<&str> = ids.iter().rev().take(10).map(String::as_str).collect();
     assert_eq!(listed, latest);
@@ -564,12 +564,12 @@ async fn no_more_than_ten_running_tasks_are_listed_the_latest_first() {
 
 #[tokio::test]
 async fn a_task_that_is_no_longer_kept_is_unknown() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).retention(HOUR)).await;
-    let (id, mut act) = stage.task().await;
-    act.ends("done");
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
-    let client = stage.server.plain_client();
-    stage.clock.advance(HOUR * 2);
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).retention(HOUR)).await;
+    let (id, mut run) = harness.task().await;
+    run.ends("done");
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
+    let client = harness.server.plain_client();
+    harness.clock.advance(HOUR * 2);
     loop {
         let result = with_timeout("the answer", client.call("task_wait", of(&id))).await;
         if result["isError"] == true {

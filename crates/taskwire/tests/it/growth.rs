@@ -93,7 +93,7 @@ impl Wire {
         self
     }
 
-    /// A request as a line, whose answer can be told by its id.
+    /// A request as a line, whose response can be found by its id.
     fn request(&mut self, method: &str, params: Value) -> (u64, String) {
         self.last_id += 1;
         let id = self.last_id;

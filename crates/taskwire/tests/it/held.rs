@@ -1,5 +1,5 @@
-//! Clients without tasks, in both eras and on both transports: their calls are held for a while, they hear that the work goes on,
-//! and what takes longer they come back to by tools of the server's own.
+//! Clients without tasks, in both eras and on both transports: the server holds their calls for a while and sends progress. A call
+//! that takes longer is continued by the follow-up tools.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use taskwire::{
     tool::{Ctx, InputRequired, Json, Policy, Question, TaskMode, ToolError},
 };
 
-use self::kit::{Caller, House, Talk, asks, config, followed, text, two_callers};
+use self::kit::{Caller, HoldFixture, PendingCall, asks, config, followed, text, two_callers};
 use crate::{
     kit::{MS, SECOND, WAYS, Way, with_timeout},
     legacy::kit::{LATEST, LegacySession},
@@ -34,14 +34,14 @@ const NAMES: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cance
 async fn a_result_within_the_hold_is_the_answer() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD - MS).await;
-        talk.is_quiet().await;
+        fixture.pass(HOLD - MS).await;
+        call.is_quiet().await;
         gate.go.send();
-        assert_eq!(text(&talk.result().await), "done", "{way:?}");
-        house.until_open(0).await;
+        assert_eq!(text(&call.result().await), "done", "{way:?}");
+        fixture.until_open(0).await;
     }
 }
 
@@ -50,21 +50,21 @@ async fn a_call_that_outlives_the_hold_goes_on_and_is_waited_for_with_a_follow_u
     for way in WAYS {
         for mode in [TaskMode::Auto, TaskMode::Always] {
             let gate = Gate::new();
-            let house = House::new([gate.tool("slow").task(mode)]).await;
-            let caller = Caller::new(way, &house).await;
-            let mut talk = caller.call("slow", json!({})).await;
+            let fixture = HoldFixture::new([gate.tool("slow").task(mode)]).await;
+            let caller = Caller::new(way, &fixture).await;
+            let mut call = caller.call("slow", json!({})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            house.pass(HOLD).await;
-            let result = talk.result().await;
+            fixture.pass(HOLD).await;
+            let result = call.result().await;
             let id = followed(&result);
             assert!(text(&result).contains("slow") && text(&result).contains("task_wait"), "{result}");
-            let open = house.open();
+            let open = fixture.open();
             assert_eq!(open.iter().map(ToString::to_string).collect::<Vec<_>>(), [id.as_str()], "{way:?}");
-            let spec = house.task(open[0]).spec.clone();
+            let spec = fixture.task(open[0]).spec.clone();
             assert!(spec.hidden && spec.findable, "{way:?}");
             // What was answered is not stopped by what becomes of the connection.
-            talk.lose();
-            drop(talk);
+            call.lose();
+            drop(call);
             let mut waits = caller.call("task_wait", json!({"task_id": id})).await;
             waits.is_quiet().await;
             assert!(!gate.stopped.is_sent(), "{way:?}");
@@ -80,15 +80,15 @@ async fn a_call_that_saved_something_is_held_no_longer_than_any_other() {
     for way in WAYS {
         let gate = Gate::new();
         let saves = gate.saves();
-        let house = House::new([saves]).await;
-        let mut talk = Caller::new(way, &house).await.call("saves", json!({})).await;
+        let fixture = HoldFixture::new([saves]).await;
+        let mut call = Caller::new(way, &fixture).await.call("saves", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD - MS).await;
-        talk.is_quiet().await;
-        house.pass(MS).await;
-        followed(&talk.result().await);
+        fixture.pass(HOLD - MS).await;
+        call.is_quiet().await;
+        fixture.pass(MS).await;
+        followed(&call.result().await);
         gate.go.send();
-        house.until_open(0).await;
+        fixture.until_open(0).await;
     }
 }
 
@@ -96,21 +96,21 @@ async fn a_call_that_saved_something_is_held_no_longer_than_any_other() {
 async fn a_tool_that_is_never_a_task_is_held_to_its_end() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow").task(TaskMode::Never)]).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow").task(TaskMode::Never)]).await;
+        let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD * 3).await;
-        talk.is_quiet().await;
+        fixture.pass(HOLD * 3).await;
+        call.is_quiet().await;
         gate.go.send();
-        assert_eq!(text(&talk.result().await), "done", "{way:?}");
+        assert_eq!(text(&call.result().await), "done", "{way:?}");
     }
 }
 
 #[tokio::test]
 async fn a_tool_that_must_be_a_task_is_refused() {
     for way in WAYS {
-        let house = House::new([quick("quick").task(TaskMode::Required)]).await;
-        let error = Caller::new(way, &house).await.call("quick", json!({})).await.error().await;
+        let fixture = HoldFixture::new([quick("quick").task(TaskMode::Required)]).await;
+        let error = Caller::new(way, &fixture).await.call("quick", json!({})).await.error().await;
         assert!(error["code"].is_i64(), "{way:?}: {error}");
     }
 }
@@ -122,35 +122,35 @@ async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_wor
         let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
         let config = Config { followups: true, hold: HOLD, ..with_limits(limits) };
         let slow = if way.is_modern() { gate.tool("slow") } else { gate.tool("slow").dedupe() };
-        let house = House::with(registry([slow, other.tool("other").task(TaskMode::Always)]), config).await;
-        house.tasker().start("other", json!({})).await;
-        let caller = Caller::new(way, &house).await;
+        let fixture = HoldFixture::with(registry([slow, other.tool("other").task(TaskMode::Always)]), config).await;
+        fixture.tasker().start("other", json!({})).await;
+        let caller = Caller::new(way, &fixture).await;
         // A result within that time is the answer, room or not.
-        let mut talk = caller.call("slow", json!({})).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        talk.is_quiet().await;
+        fixture.pass(SECOND).await;
+        call.is_quiet().await;
         gate.go.send();
-        assert_eq!(text(&talk.result().await), "done", "{way:?}");
-        let mut talk = caller.call("slow", json!({})).await;
+        assert_eq!(text(&call.result().await), "done", "{way:?}");
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        talk.is_quiet().await;
-        house.pass(HOLD).await;
-        let told = talk.result().await;
-        assert_eq!(told["isError"], true, "{way:?}: {told}");
+        fixture.pass(SECOND).await;
+        call.is_quiet().await;
+        fixture.pass(HOLD).await;
+        let result = call.result().await;
+        assert_eq!(result["isError"], true, "{way:?}: {result}");
         for word in ["`slow` was stopped after 45 s", "the limit is 1", "`limits.tasks_per_caller`", "`task_list`", "`task_cancel`"] {
-            assert!(text(&told).contains(word), "{way:?}: no {word}: {told}");
+            assert!(text(&result).contains(word), "{way:?}: no {word}: {result}");
         }
         with_timeout("the word to stop", gate.stopped.wait()).await;
-        assert_eq!(house.open().len(), 1, "{way:?}");
+        assert_eq!(fixture.open().len(), 1, "{way:?}");
         // With room, it is as ever.
         other.go.send();
-        house.until_open(0).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        fixture.until_open(0).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD).await;
-        followed(&talk.result().await);
+        fixture.pass(HOLD).await;
+        followed(&call.result().await);
         gate.go.send();
         assert_eq!(gate.runs(), 3, "{way:?}");
     }
@@ -159,14 +159,14 @@ async fn where_no_task_can_be_made_a_call_is_answered_after_the_hold_and_its_wor
 #[tokio::test]
 async fn a_client_that_takes_no_stream_is_held_alike() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow"), asks("asks")]).await;
-    let legacy = LegacySession::of(house.server.port, None, LATEST, json!({"elicitation": {}})).await.accepting("application/json");
+    let fixture = HoldFixture::new([gate.tool("slow"), asks("asks")]).await;
+    let legacy = LegacySession::of(fixture.server.port, None, LATEST, json!({"elicitation": {}})).await.accepting("application/json");
     let calling = tokio::spawn({
         let legacy = legacy.clone();
         async move { legacy.call("slow", json!({})).await }
     });
     with_timeout("the tool", gate.started.wait()).await;
-    house.pass(HOLD).await;
+    fixture.pass(HOLD).await;
     let id = followed(&with_timeout("the answer", calling).await.expect("no panic"));
     gate.go.send();
     assert_eq!(text(&legacy.call("task_wait", json!({"task_id": id})).await), "done");
@@ -178,13 +178,13 @@ async fn a_client_that_takes_no_stream_is_held_alike() {
 async fn a_call_under_a_key_is_held_alike_and_found_again_by_its_key() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
         let params = json!({"name": "slow", "arguments": {}, "_meta": {"dev.taskwire/idempotencyKey": "k"}});
-        let mut talk = caller.request("tools/call", params.clone()).await;
+        let mut call = caller.request("tools/call", params.clone()).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD).await;
-        followed(&talk.result().await);
+        fixture.pass(HOLD).await;
+        followed(&call.result().await);
         let mut again = caller.request("tools/call", params).await;
         again.is_quiet().await;
         gate.go.send();
@@ -199,8 +199,8 @@ async fn turned_off_a_call_is_held_to_its_end_and_there_are_no_tools_to_follow_u
         let gate = Gate::new();
         let config = Config { followups: false, ..config() };
         let shaped = quick("shaped").output_schema(json!({"type": "object"}));
-        let house = House::with(registry([gate.tool("slow").dedupe(), asks("asks"), shaped]), config).await;
-        let caller = Caller::new(way, &house).await;
+        let fixture = HoldFixture::with(registry([gate.tool("slow").dedupe(), asks("asks"), shaped]), config).await;
+        let caller = Caller::new(way, &fixture).await;
         assert_eq!(names(&caller).await, ["slow", "asks", "shaped"], "{way:?}");
         let listed = caller.request("tools/list", json!({})).await.result().await;
         assert!(listed["tools"][2].get("outputSchema").is_some(), "{listed}");
@@ -208,16 +208,16 @@ async fn turned_off_a_call_is_held_to_its_end_and_there_are_no_tools_to_follow_u
         assert!(unknown["message"].as_str().is_some_and(|text| text.contains("no tool")), "{way:?}: {unknown}");
         let refused = caller.call("asks", json!({})).await.error().await;
         assert!(refused["message"].as_str().is_some_and(|text| text.contains("elicitation")), "{way:?}: {refused}");
-        let mut talk = caller.call_with_progress("slow", json!({})).await;
+        let mut call = caller.call_with_progress("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        house.pass(HOLD * 2).await;
-        talk.is_quiet().await;
-        let other = Caller::new(way, &house).await.call("slow", json!({})).await;
+        fixture.pass(SECOND).await;
+        fixture.pass(HOLD * 2).await;
+        call.is_quiet().await;
+        let other = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("another run", gate.started.wait()).await;
         gate.go.send();
         gate.go.send();
-        talk.response().await;
+        call.response().await;
         drop(other);
         assert_eq!(gate.runs(), 2, "{way:?}: every call runs");
     }
@@ -228,8 +228,8 @@ async fn turned_off_a_call_is_held_to_its_end_and_there_are_no_tools_to_follow_u
 #[tokio::test]
 async fn a_client_that_cannot_be_asked_answers_with_a_follow_up_tool() {
     for way in WAYS {
-        let house = House::new([asks("asks")]).await;
-        let caller = Caller::new(way, &house).await;
+        let fixture = HoldFixture::new([asks("asks")]).await;
+        let caller = Caller::new(way, &fixture).await;
         let asked = caller.result("asks", json!({})).await;
         let id = followed(&asked);
         assert!(text(&asked).contains("Who are you?") && text(&asked).contains("task_answer"), "{way:?}: {asked}");
@@ -249,8 +249,8 @@ async fn a_question_that_a_tool_asks_in_a_round_is_answered_alike() {
                 Some(answer) => Ok(format!("hello {}", name_in(&answer.read()?))),
             }
         });
-        let house = House::new([rounds]).await;
-        let caller = Caller::new(way, &house).await;
+        let fixture = HoldFixture::new([rounds]).await;
+        let caller = Caller::new(way, &fixture).await;
         let asked = caller.result("rounds", json!({})).await;
         let id = followed(&asked);
         assert!(text(&asked).contains("Who are you?"), "{way:?}: {asked}");
@@ -262,31 +262,31 @@ async fn a_question_that_a_tool_asks_in_a_round_is_answered_alike() {
 #[tokio::test]
 async fn a_client_that_can_be_asked_is_asked_as_ever() {
     for way in WAYS {
-        let house = House::new([asks("asks")]).await;
-        let caller = Caller::declaring(way, &house, json!({"elicitation": {}}), None).await;
-        let call = json!({"name": "asks", "arguments": {}});
-        let mut talk = caller.request("tools/call", call.clone()).await;
+        let fixture = HoldFixture::new([asks("asks")]).await;
+        let caller = Caller::declaring(way, &fixture, json!({"elicitation": {}}), None).await;
+        let params = json!({"name": "asks", "arguments": {}});
+        let mut call = caller.request("tools/call", params.clone()).await;
         if way.is_modern() {
-            let asked = talk.result().await;
+            let asked = call.result().await;
             assert_eq!(asked["resultType"], "input_required", "{way:?}: {asked}");
-            let mut call = call;
-            call["requestState"] = asked["requestState"].clone();
-            call["inputResponses"] = json!({"name": accept("Ada")});
-            let mut again = caller.request("tools/call", call).await;
+            let mut params = params;
+            params["requestState"] = asked["requestState"].clone();
+            params["inputResponses"] = json!({"name": accept("Ada")});
+            let mut again = caller.request("tools/call", params).await;
             assert_eq!(text(&again.result().await), "hello Ada", "{way:?}");
             continue;
         }
-        let question = talk.next().await.expect("a question");
+        let question = call.next().await.expect("a question");
         assert_eq!(question["method"], "elicitation/create", "{way:?}: {question}");
         // Nobody who thinks about an answer is cut short.
-        house.pass(HOLD * 2).await;
-        talk.is_quiet().await;
+        fixture.pass(HOLD * 2).await;
+        call.is_quiet().await;
         match &caller.legacy {
             Some(legacy) => legacy.answer(&question, accept("Ada")).await,
-            None => talk.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
+            None => call.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
         }
-        // Its time was over long ago. Who took the time to answer is not told to wait, but is held anew.
-        assert_eq!(text(&talk.result().await), "hello Ada", "{way:?}");
+        // The hold expired long ago. After an answer the call is held anew, and not answered with a follow-up.
+        assert_eq!(text(&call.result().await), "hello Ada", "{way:?}");
     }
 }
 
@@ -300,23 +300,23 @@ async fn a_call_is_held_anew_when_its_question_is_answered() {
             gate.go.wait().await;
             Ok("done")
         });
-        let house = House::new([asks]).await;
-        let caller = Caller::declaring(way, &house, json!({"elicitation": {}}), None).await;
-        let mut talk = caller.call("asks", json!({})).await;
-        let question = talk.next().await.expect("a question");
-        house.pass(HOLD * 2).await;
+        let fixture = HoldFixture::new([asks]).await;
+        let caller = Caller::declaring(way, &fixture, json!({"elicitation": {}}), None).await;
+        let mut call = caller.call("asks", json!({})).await;
+        let question = call.next().await.expect("a question");
+        fixture.pass(HOLD * 2).await;
         match &caller.legacy {
             Some(legacy) => legacy.answer(&question, accept("Ada")).await,
-            None => talk.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
+            None => call.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
         }
         with_timeout("the tool", gate.started.wait()).await;
         for _ in 0..10 {
             settle().await;
         }
-        house.pass(HOLD - MS).await;
-        talk.is_quiet().await;
-        house.pass(MS).await;
-        let id = followed(&talk.result().await);
+        fixture.pass(HOLD - MS).await;
+        call.is_quiet().await;
+        fixture.pass(MS).await;
+        let id = followed(&call.result().await);
         gate.go.send();
         assert_eq!(text(&caller.result("task_wait", json!({"task_id": id})).await), "done", "{way:?}");
     }
@@ -328,13 +328,13 @@ async fn nobody_is_waited_for_longer_than_an_hour_who_is_asked_while_the_call_wa
     for way in WAYS {
         for (capabilities, most) in [(json!({}), 24 * HOUR_MS), (json!({"sampling": {}}), HOUR_MS), (json!({"roots": {}}), HOUR_MS)] {
             let gate = Gate::new();
-            let house = House::new([gate.tool("slow")]).await;
-            let caller = Caller::declaring(way, &house, capabilities.clone(), None).await;
-            let mut talk = caller.call("slow", json!({})).await;
+            let fixture = HoldFixture::new([gate.tool("slow")]).await;
+            let caller = Caller::declaring(way, &fixture, capabilities.clone(), None).await;
+            let mut call = caller.call("slow", json!({})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            house.pass(HOLD).await;
-            let id: TaskId = followed(&talk.result().await).parse().expect("an id");
-            assert_eq!(house.task(id).spec.answer_timeout_ms, Some(most), "{way:?}: {capabilities}");
+            fixture.pass(HOLD).await;
+            let id: TaskId = followed(&call.result().await).parse().expect("an id");
+            assert_eq!(fixture.task(id).spec.answer_timeout_ms, Some(most), "{way:?}: {capabilities}");
             gate.go.send();
         }
     }
@@ -347,8 +347,8 @@ async fn what_only_a_program_can_answer_is_still_refused() {
             ctx.ask("model", Question::sampling(json!({"messages": [], "maxTokens": 1}))).await?;
             Ok("done")
         });
-        let house = House::new([samples]).await;
-        let error = Caller::new(way, &house).await.call("samples", json!({})).await.error().await;
+        let fixture = HoldFixture::new([samples]).await;
+        let error = Caller::new(way, &fixture).await.call("samples", json!({})).await.error().await;
         assert!(error["message"].as_str().is_some_and(|text| text.contains("sampling")), "{way:?}: {error}");
     }
 }
@@ -359,15 +359,15 @@ async fn what_only_a_program_can_answer_is_still_refused() {
 async fn a_held_call_is_stopped_at_once_when_its_connection_is_lost_where_nothing_lingers() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow").linger(Duration::ZERO)]).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow").linger(Duration::ZERO)]).await;
+        let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        talk.lose();
-        drop(talk);
+        call.lose();
+        drop(call);
         match way {
             Way::ModernHttp | Way::LegacyHttp => {}
             // Calls that are under way get the time of a shutdown.
-            Way::ModernLines | Way::LegacyLines => house.pass(DRAIN).await,
+            Way::ModernLines | Way::LegacyLines => fixture.pass(DRAIN).await,
         }
         with_timeout("the word to stop", gate.stopped.wait()).await;
     }
@@ -383,13 +383,13 @@ async fn a_held_call_that_became_a_task_by_itself_is_stopped_when_its_connection
         gate.stopped.send();
         Err::<&str, _>(ToolError::stopped())
     });
-    let house = House::new([saves.linger(Duration::ZERO)]).await;
-    let mut talk = Caller::new(Way::ModernHttp, &house).await.call("saves", json!({})).await;
+    let fixture = HoldFixture::new([saves.linger(Duration::ZERO)]).await;
+    let mut call = Caller::new(Way::ModernHttp, &fixture).await.call("saves", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    let id = house.until_open(1).await[0];
-    talk.lose();
+    let id = fixture.until_open(1).await[0];
+    call.lose();
     with_timeout("the word to stop", gate.stopped.wait()).await;
-    house.until(id, Status::Cancelled).await;
+    fixture.until(id, Status::Cancelled).await;
 }
 
 #[tokio::test]
@@ -397,12 +397,12 @@ async fn a_held_call_is_stopped_at_once_when_it_is_cancelled() {
     // In the modern era over HTTP there is no word to cancel a request but its end.
     for way in [Way::LegacyHttp, Way::ModernLines, Way::LegacyLines] {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(2 * SECOND).await;
-        caller.cancel(&mut talk, "not needed any more").await;
+        fixture.pass(2 * SECOND).await;
+        caller.cancel(&mut call, "not needed any more").await;
         with_timeout("the word to stop", gate.stopped.wait()).await;
     }
 }
@@ -411,12 +411,12 @@ async fn a_held_call_is_stopped_at_once_when_it_is_cancelled() {
 async fn what_was_answered_is_cancelled_with_a_follow_up_tool() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(HOLD).await;
-        let id = followed(&talk.result().await);
+        fixture.pass(HOLD).await;
+        let id = followed(&call.result().await);
         caller.result("task_cancel", json!({"task_id": id})).await;
         with_timeout("the word to stop", gate.stopped.wait()).await;
         let ended = caller.result("task_wait", json!({"task_id": id})).await;
@@ -426,8 +426,8 @@ async fn what_was_answered_is_cancelled_with_a_follow_up_tool() {
 
 // Ends without a result.
 
-/// What a model is told of a held call that has no result.
-fn told_of_failure(result: &Value) -> &str {
+/// The text for a model when a held call has no result.
+fn failure_text(result: &Value) -> &str {
     assert_eq!(result["isError"], true, "{result}");
     text(result)
 }
@@ -437,23 +437,23 @@ async fn a_held_call_that_has_no_time_left_is_answered_with_what_a_model_can_act
     for way in WAYS {
         for (mode, writes) in [(TaskMode::Auto, false), (TaskMode::Auto, true), (TaskMode::Never, false), (TaskMode::Never, true)] {
             let (tool, mut runs) = played("plays");
-            let house = House::new([tool.task(mode).timeout(20 * SECOND)]).await;
-            let caller = Caller::new(way, &house).await;
-            let mut talk = caller.call("plays", json!({})).await;
-            let act = run_of(&mut runs).await;
+            let fixture = HoldFixture::new([tool.task(mode).timeout(20 * SECOND)]).await;
+            let caller = Caller::new(way, &fixture).await;
+            let mut call = caller.call("plays", json!({})).await;
+            let run = run_of(&mut runs).await;
             if writes {
-                act.ctx.text("one\ntwo\n").await.expect("it may");
+                run.ctx.text("one\ntwo\n").await.expect("it may");
             }
-            house.pass(20 * SECOND).await;
-            let result = talk.result().await;
-            let told = told_of_failure(&result);
-            assert!(told.starts_with("`plays`") && told.contains("did not finish within its timeout of 20s"), "{way:?}: {told}");
+            fixture.pass(20 * SECOND).await;
+            let result = call.result().await;
+            let message = failure_text(&result);
+            assert!(message.starts_with("`plays`") && message.contains("did not finish within its timeout of 20s"), "{way:?}: {message}");
             let last = if writes { json!("The last lines that it wrote:\none\ntwo\n") } else { Value::Null };
             assert_eq!(result["content"][1]["text"], last, "{way:?} {mode:?}");
             let can_be_read = writes && mode == TaskMode::Auto;
-            assert_eq!(told.contains("`task_output`"), can_be_read, "{way:?} {mode:?}: {told}");
+            assert_eq!(message.contains("`task_output`"), can_be_read, "{way:?} {mode:?}: {message}");
             if can_be_read {
-                let id = told.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.parse::<TaskId>().is_ok());
+                let id = message.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| word.parse::<TaskId>().is_ok());
                 let whole = caller.result("task_output", json!({"task_id": id.expect("a task")})).await;
                 assert!(whole.to_string().contains("one\\ntwo"), "{way:?}: {whole}");
             }
@@ -469,9 +469,9 @@ async fn a_held_call_that_breaks_is_answered_with_the_last_that_it_wrote() {
                 ctx.text("one\ntwo\n").await?;
                 Err::<String, _>(ToolError::protocol(-32603, "it is lost"))
             });
-            let house = House::new([breaks.task(mode)]).await;
-            let result = Caller::new(way, &house).await.result("breaks", json!({})).await;
-            assert!(told_of_failure(&result).contains("failed: it is lost"), "{way:?} {mode:?}: {result}");
+            let fixture = HoldFixture::new([breaks.task(mode)]).await;
+            let result = Caller::new(way, &fixture).await.result("breaks", json!({})).await;
+            assert!(failure_text(&result).contains("failed: it is lost"), "{way:?} {mode:?}: {result}");
             assert_eq!(result["content"][1]["text"], "The last lines that it wrote:\none\ntwo\n", "{way:?} {mode:?}");
         }
     }
@@ -481,16 +481,19 @@ async fn a_held_call_that_breaks_is_answered_with_the_last_that_it_wrote() {
 async fn a_held_call_that_somebody_else_cancels_says_so() {
     for way in WAYS {
         let (tool, mut runs) = played("plays");
-        let house = House::new([tool]).await;
-        let caller = Caller::new(way, &house).await;
-        let mut talk = caller.call("plays", json!({})).await;
-        let act = run_of(&mut runs).await;
-        act.ctx.checkpoint(&1).await.expect("it may");
-        let id = house.until_open(1).await[0];
-        Caller::new(way, &house).await.result("task_cancel", json!({"task_id": id})).await;
-        let result = talk.result().await;
-        let told = told_of_failure(&result);
-        assert!(told.contains(&format!("`plays` (task {id}) was cancelled")) && told.contains("gives no result"), "{way:?}: {told}");
+        let fixture = HoldFixture::new([tool]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let mut call = caller.call("plays", json!({})).await;
+        let run = run_of(&mut runs).await;
+        run.ctx.checkpoint(&1).await.expect("it may");
+        let id = fixture.until_open(1).await[0];
+        Caller::new(way, &fixture).await.result("task_cancel", json!({"task_id": id})).await;
+        let result = call.result().await;
+        let message = failure_text(&result);
+        assert!(
+            message.contains(&format!("`plays` (task {id}) was cancelled")) && message.contains("gives no result"),
+            "{way:?}: {message}"
+        );
     }
 }
 
@@ -499,8 +502,8 @@ async fn an_error_that_a_tool_has_for_the_client_is_one() {
     for way in WAYS {
         for mode in [TaskMode::Auto, TaskMode::Always] {
             let refuses = tool("refuses", &(), |(), _| async move { Err::<String, _>(ToolError::protocol(-32602, "no such thing")) });
-            let house = House::new([refuses.task(mode)]).await;
-            let error = Caller::new(way, &house).await.call("refuses", json!({})).await.error().await;
+            let fixture = HoldFixture::new([refuses.task(mode)]).await;
+            let error = Caller::new(way, &fixture).await.call("refuses", json!({})).await.error().await;
             assert_eq!((&error["code"], &error["message"]), (&json!(-32602), &json!("no such thing")), "{way:?} {mode:?}");
         }
     }
@@ -512,11 +515,11 @@ async fn turned_off_a_call_without_a_result_is_an_error_as_ever() {
         for mode in [TaskMode::Auto, TaskMode::Always] {
             let gate = Gate::new();
             let tools = registry([gate.tool("slow").task(mode).timeout(20 * SECOND)]);
-            let house = House::with(tools, Config { followups: false, ..config() }).await;
-            let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+            let fixture = HoldFixture::with(tools, Config { followups: false, ..config() }).await;
+            let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            house.pass(20 * SECOND).await;
-            assert_eq!(talk.error().await["code"], -32603, "{way:?} {mode:?}");
+            fixture.pass(20 * SECOND).await;
+            assert_eq!(call.error().await["code"], -32603, "{way:?} {mode:?}");
         }
     }
 }
@@ -531,24 +534,24 @@ async fn names(caller: &Caller) -> Vec<String> {
 
 #[tokio::test]
 async fn the_follow_up_tools_come_last_in_the_list_of_who_has_no_tasks() {
-    let house = House::new([quick("b"), quick("a")]).await;
+    let fixture = HoldFixture::new([quick("b"), quick("a")]).await;
     for way in WAYS {
         let expected: Vec<&str> = ["b", "a"].into_iter().chain(NAMES).collect();
-        assert_eq!(names(&Caller::new(way, &house).await).await, expected, "{way:?}");
+        assert_eq!(names(&Caller::new(way, &fixture).await).await, expected, "{way:?}");
     }
-    let listed = house.tasker().ok("tools/list", json!({})).await;
+    let listed = fixture.tasker().ok("tools/list", json!({})).await;
     let listed: Vec<&str> = listed["tools"].as_array().expect("tools").iter().filter_map(|tool| tool["name"].as_str()).collect();
     assert_eq!(listed, ["b", "a"], "who has tasks needs no others");
     // But they can be called by anybody.
-    let called = house.tasker().call("task_wait", json!({"task_id": "nonsense"})).await;
+    let called = fixture.tasker().call("task_wait", json!({"task_id": "nonsense"})).await;
     assert_eq!((&called["resultType"], &called["isError"]), (&json!("complete"), &json!(true)), "{called}");
 }
 
 #[tokio::test]
 async fn a_list_in_pages_has_the_follow_up_tools_on_the_last() {
-    let house = House::with(registry([quick("b"), quick("a")]), Config { page_len: 3, ..config() }).await;
+    let fixture = HoldFixture::with(registry([quick("b"), quick("a")]), Config { page_len: 3, ..config() }).await;
     for way in WAYS {
-        let caller = Caller::new(way, &house).await;
+        let caller = Caller::new(way, &fixture).await;
         let (mut found, mut cursor) = (Vec::new(), Value::Null);
         loop {
             let params = if cursor.is_null() { json!({}) } else { json!({"cursor": cursor}) };
@@ -565,9 +568,9 @@ async fn a_list_in_pages_has_the_follow_up_tools_on_the_last() {
 
 #[tokio::test]
 async fn a_tool_of_the_same_name_goes_before_one_of_the_server() {
-    let house = House::new([quick("task_wait"), quick("other")]).await;
+    let fixture = HoldFixture::new([quick("task_wait"), quick("other")]).await;
     for way in WAYS {
-        let caller = Caller::new(way, &house).await;
+        let caller = Caller::new(way, &fixture).await;
         assert_eq!(names(&caller).await, ["task_wait", "other", "task_output", "task_answer", "task_cancel", "task_list"], "{way:?}");
         assert_eq!(text(&caller.result("task_wait", json!({})).await), "done", "{way:?}");
     }
@@ -578,9 +581,9 @@ async fn no_shape_is_promised_of_a_result_that_may_be_something_else() {
     let schema = || json!({"type": "object", "properties": {"n": {"type": "number"}}});
     let shaped = |name: &str, mode| tool(name, &(), |(), _ctx| async move { Ok(Json(json!({"n": 1}))) }).output_schema(schema()).task(mode);
     let modes = [("auto", TaskMode::Auto), ("always", TaskMode::Always), ("never", TaskMode::Never), ("required", TaskMode::Required)];
-    let house = House::new(modes.map(|(name, mode)| shaped(name, mode))).await;
+    let fixture = HoldFixture::new(modes.map(|(name, mode)| shaped(name, mode))).await;
     for way in WAYS {
-        let caller = Caller::new(way, &house).await;
+        let caller = Caller::new(way, &fixture).await;
         let listed = caller.request("tools/list", json!({})).await.result().await;
         let promised: Vec<bool> =
             listed["tools"].as_array().expect("tools")[..4].iter().map(|tool| tool.get("outputSchema").is_some()).collect();
@@ -588,7 +591,7 @@ async fn no_shape_is_promised_of_a_result_that_may_be_something_else() {
         assert!(listed["tools"][0].get("inputSchema").is_some(), "{way:?}: nothing else is left out");
         assert_eq!(caller.result("auto", json!({})).await["structuredContent"], json!({"n": 1}), "{way:?}");
     }
-    let listed = house.tasker().ok("tools/list", json!({})).await;
+    let listed = fixture.tasker().ok("tools/list", json!({})).await;
     assert!(listed["tools"].as_array().expect("tools").iter().all(|tool| tool.get("outputSchema").is_some()), "{listed}");
 }
 
@@ -605,14 +608,14 @@ async fn the_output_of_a_task_is_a_resource_of_its_caller_alone() {
         })
     };
     let spills = writes("spills").policy(Policy { output_exceeds_result: true, ..Policy::default() });
-    let house = House::with(registry([spills]), two_callers()).await;
+    let fixture = HoldFixture::with(registry([spills]), two_callers()).await;
     for way in [Way::ModernHttp, Way::LegacyHttp] {
-        let ann = Caller::declaring(way, &house, json!({}), Some("ann-token")).await;
-        let bob = Caller::declaring(way, &house, json!({}), Some("bob-token")).await;
-        let mut talk = ann.call("spills", json!({})).await;
-        house.until_open(1).await;
-        house.pass(HOLD).await;
-        let id = followed(&talk.result().await);
+        let ann = Caller::declaring(way, &fixture, json!({}), Some("ann-token")).await;
+        let bob = Caller::declaring(way, &fixture, json!({}), Some("bob-token")).await;
+        let mut call = ann.call("spills", json!({})).await;
+        fixture.until_open(1).await;
+        fixture.pass(HOLD).await;
+        let id = followed(&call.result().await);
         let uri = format!("taskwire://task/{id}/output");
         let read = ann.request("resources/read", json!({"uri": uri})).await.result().await;
         assert_eq!(read["contents"][0]["text"], "all that it wrote", "{way:?}: {read}");
@@ -623,15 +626,15 @@ async fn the_output_of_a_task_is_a_resource_of_its_caller_alone() {
         let template = listed["resourceTemplates"][0]["uriTemplate"].as_str().unwrap_or_default().to_owned();
         assert!(template.starts_with("taskwire://task/"), "{way:?}: {listed}");
         ann.result("task_cancel", json!({"task_id": id})).await;
-        house.until_open(0).await;
+        fixture.until_open(0).await;
     }
 }
 
 #[tokio::test]
 async fn who_has_no_tool_that_spills_is_shown_no_template() {
-    let house = House::new([quick("quick")]).await;
+    let fixture = HoldFixture::new([quick("quick")]).await;
     for way in WAYS {
-        let listed = Caller::new(way, &house).await.request("resources/templates/list", json!({})).await.result().await;
+        let listed = Caller::new(way, &fixture).await.request("resources/templates/list", json!({})).await.result().await;
         assert_eq!(listed["resourceTemplates"], json!([]), "{way:?}");
     }
 }
@@ -642,35 +645,35 @@ async fn who_has_no_tool_that_spills_is_shown_no_template() {
 async fn a_held_call_is_answered_when_the_server_shuts_down() {
     for way in WAYS {
         let gate = Gate::new();
-        let mut house = House::new([gate.tool("slow")]).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let mut fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
+        fixture.pass(SECOND).await;
         settle().await;
-        house.stop();
-        let result = talk.result().await;
+        fixture.stop();
+        let result = call.result().await;
         let id = followed(&result);
         assert!(result.to_string().contains("shutting down"), "{way:?}: {result}");
-        assert_eq!(house.open().iter().map(ToString::to_string).collect::<Vec<_>>(), [id], "{way:?}");
+        assert_eq!(fixture.open().iter().map(ToString::to_string).collect::<Vec<_>>(), [id], "{way:?}");
         assert!(!gate.stopped.is_sent(), "{way:?}: it has its time to finish");
         gate.go.send();
-        house.until_open(0).await;
+        fixture.until_open(0).await;
     }
 }
 
 #[tokio::test]
 async fn a_call_that_asks_is_answered_when_the_server_shuts_down_however_long_it_has_been_held() {
     for late in [false, true] {
-        let mut house = House::new([asks("asks")]).await;
-        let caller = Caller::declaring(Way::LegacyLines, &house, json!({"elicitation": {}}), None).await;
-        let mut talk = caller.call("asks", json!({})).await;
-        let question = talk.next().await.expect("a question");
+        let mut fixture = HoldFixture::new([asks("asks")]).await;
+        let caller = Caller::declaring(Way::LegacyLines, &fixture, json!({"elicitation": {}}), None).await;
+        let mut call = caller.call("asks", json!({})).await;
+        let question = call.next().await.expect("a question");
         assert_eq!(question["method"], "elicitation/create", "{question}");
-        house.pass(if late { HOLD * 2 } else { SECOND }).await;
-        talk.is_quiet().await;
-        house.stop();
-        let result = talk.result().await;
-        assert_eq!(followed(&result), house.open()[0].to_string());
+        fixture.pass(if late { HOLD * 2 } else { SECOND }).await;
+        call.is_quiet().await;
+        fixture.stop();
+        let result = call.result().await;
+        assert_eq!(followed(&result), fixture.open()[0].to_string());
         assert!(text(&result).contains("Who are you?"), "{result}");
     }
 }
@@ -679,54 +682,54 @@ async fn a_call_that_asks_is_answered_when_the_server_shuts_down_however_long_it
 async fn who_is_told_how_to_get_on_when_it_came_back_has_its_place_free() {
     let gate = Gate::new();
     let config = Config { waiting_requests_per_caller: 2, ..config() };
-    let house = House::with(registry([gate.tool("slow")]), config).await;
-    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let fixture = HoldFixture::with(registry([gate.tool("slow")]), config).await;
+    let caller = Caller::new(Way::LegacyHttp, &fixture).await;
     let mut lost = Vec::new();
     for n in 0..2 {
-        let talk = caller.call("slow", json!({"n": n})).await;
+        let call = caller.call("slow", json!({"n": n})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        lost.push(talk);
+        lost.push(call);
     }
-    house.pass(SECOND).await;
+    fixture.pass(SECOND).await;
     let mut back = Vec::new();
-    for talk in &mut lost {
-        talk.has_place().await;
-        talk.lose();
+    for call in &mut lost {
+        call.has_event_id().await;
+        call.lose();
         settle().await;
-        back.push(caller.resume(talk).await);
+        back.push(caller.resume(call).await);
     }
-    house.pass(HOLD).await;
-    for talk in &mut back {
-        let id = followed(&talk.result().await);
+    fixture.pass(HOLD).await;
+    for call in &mut back {
+        let id = followed(&call.result().await);
         // There is room for this, although both go on.
         let waited = caller.result("task_wait", json!({"task_id": id, "timeout_s": 0})).await;
         assert_eq!(followed(&waited), id);
     }
-    assert_eq!(house.open().len(), 2);
+    assert_eq!(fixture.open().len(), 2);
     gate.go.send();
     gate.go.send();
-    house.until_open(0).await;
+    fixture.until_open(0).await;
 }
 
 #[tokio::test]
 async fn who_comes_back_to_a_shared_task_has_its_own_hold_and_hears_of_progress_under_its_own_name() {
     let (tool, mut runs) = played("plays");
-    let house = House::new([tool.dedupe()]).await;
-    let (ann, bob) = (Caller::new(Way::LegacyHttp, &house).await, Caller::new(Way::LegacyHttp, &house).await);
+    let fixture = HoldFixture::new([tool.dedupe()]).await;
+    let (ann, bob) = (Caller::new(Way::LegacyHttp, &fixture).await, Caller::new(Way::LegacyHttp, &fixture).await);
     let params = json!({"name": "plays", "arguments": {}, "_meta": {"progressToken": "another"}});
     let mut first = ann.request("tools/call", params).await;
-    let mut act = run_of(&mut runs).await;
-    house.pass(HOLD / 2).await;
-    act.progress(1.0, None).await;
+    let mut run = run_of(&mut runs).await;
+    fixture.pass(HOLD / 2).await;
+    run.progress(1.0, None).await;
     let mut second = bob.call_with_progress("plays", json!({})).await;
     assert_eq!(second.progress().await.0, 1.0);
-    second.has_place().await;
+    second.has_event_id().await;
     second.lose();
     settle().await;
     let mut back = bob.resume(&second).await;
-    act.progress(2.0, None).await;
+    run.progress(2.0, None).await;
     assert_eq!(back.progress().await.0, 2.0);
-    house.pass(HOLD / 2).await;
+    fixture.pass(HOLD / 2).await;
     let id = followed(&first.result().await);
     for _ in 0..10 {
         settle().await;
@@ -734,30 +737,30 @@ async fn who_comes_back_to_a_shared_task_has_its_own_hold_and_hears_of_progress_
     while let Ok(message) = back.messages.try_recv() {
         assert!(message.get("method").is_some(), "it was answered too early: {message}");
     }
-    house.pass(HOLD / 2).await;
+    fixture.pass(HOLD / 2).await;
     assert_eq!(followed(&back.result().await), id);
-    act.ends("done");
-    house.until_open(0).await;
+    run.ends("done");
+    fixture.until_open(0).await;
 }
 
 #[tokio::test]
 async fn who_comes_back_to_a_stream_after_the_hold_gets_the_result_or_is_told_how_to_get_on() {
     for over in [false, true] {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(Way::LegacyHttp, &house).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(Way::LegacyHttp, &fixture).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        talk.has_place().await;
-        talk.lose();
-        house.pass(HOLD * 2).await;
+        fixture.pass(SECOND).await;
+        call.has_event_id().await;
+        call.lose();
+        fixture.pass(HOLD * 2).await;
         if over {
             gate.go.send();
-            house.until_open(0).await;
+            fixture.until_open(0).await;
         }
         let legacy = caller.legacy.as_ref().expect("a session");
-        let mut back = caller.resume(&talk).await;
+        let mut back = caller.resume(&call).await;
         let result = back.result().await;
         if over {
             assert_eq!(text(&result), "done");

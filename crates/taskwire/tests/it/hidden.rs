@@ -1,5 +1,5 @@
-//! Tasks that their callers do not know of: calls that are held, or that had to be made durable on the way. They answer
-//! as calls do, and do not outlive them unless a key leads back to them.
+//! Tasks that their callers do not know of: of calls that are held, or that had to be made durable on the way. Their result is the
+//! call's response, and they do not outlive the call unless it has a key.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use crate::{
     kit::{Client, KEY, TASKS, TempDir, TestServer, manual_clock, with_timeout},
     store::TestStore,
-    tasks::{Gate, Signal, accept, life, name_form, name_in, registry, reopened, tool},
+    tasks::{Gate, Signal, accept, name_form, name_in, registry, reopened, tool, until_crash},
 };
 
 /// Saves something, which makes its call a task, then waits.
@@ -190,13 +190,13 @@ async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled_
 fn a_held_call_that_became_a_task_is_not_run_again_after_a_crash_where_nothing_lingers() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([saves(&gate).retry_on_interrupt().linger(Duration::ZERO)]);
-    let id = life(async {
+    let id = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), json!({"name": "saves", "arguments": {}})).await;
         with_timeout("the start", gate.started.wait()).await;
         only_open(&server).to_string()
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
         let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         let message = task["error"]["message"].as_str().expect("a text");
@@ -211,12 +211,12 @@ fn a_held_call_under_a_key_is_run_again_after_a_crash() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
     let call = json!({"name": "slow", "arguments": {}, "_meta": {KEY: "k"}});
-    life(async {
+    until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let _connection = send(&server.plain_client(), call.clone()).await;
         with_timeout("the start", gate.started.wait()).await;
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         with_timeout("the second start", gate.started.wait()).await;
         gate.go.send();
@@ -277,10 +277,10 @@ async fn progress_is_told_while_a_call_under_a_key_is_held() {
     let message = client.message(client.next_id(), "tools/call", json!({"name": "talks", "arguments": {}, "_meta": meta}));
     let mut events = with_timeout("the first word", client.open(&message)).await;
     for n in [1.0, 2.0] {
-        let told = with_timeout("the progress", events.next()).await.expect("the call is open");
-        assert_eq!(told["method"], "notifications/progress");
+        let notification = with_timeout("the progress", events.next()).await.expect("the call is open");
+        assert_eq!(notification["method"], "notifications/progress");
         let expected = json!({"progressToken": "p", "progress": n, "total": 2.0, "message": "talking"});
-        assert_eq!(told["params"], expected);
+        assert_eq!(notification["params"], expected);
         gate.go.send();
     }
     let answer = with_timeout("the result", events.next()).await.expect("a result");

@@ -286,7 +286,7 @@ async fn a_request_is_addressed_to_one_host() {
     ];
     for (line, hosts, words) in cases {
         let mut lines: Vec<_> = hosts.iter().map(|host| ("Host", *host)).collect();
-        // Not even a page that may call is told anything about such a request.
+        // Not even a page that may call gets a CORS header for such a request.
         lines.push(("Origin", "http://localhost"));
         let (refused, said) = addressed(&server, line, &lines).await;
         assert_eq!(refused.status, 400, "{line} {hosts:?}: {said}");
@@ -316,8 +316,6 @@ async fn a_request_has_one_token_and_one_page() {
     let (refused, said) = addressed(&server, "POST /mcp HTTP/1.1", &lines).await;
     assert_eq!((refused.status, refused.header("access-control-allow-origin")), (400, None), "{said}");
 }
-
-// What callers are told of the machine.
 
 // Connections.
 

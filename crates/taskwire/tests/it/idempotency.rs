@@ -1,5 +1,5 @@
-//! Calls under a key: who asks for it learns that a server knows them again, they go on without their connection, and they are
-//! called off by their key, from wherever their caller is.
+//! Calls under an idempotency key: the server announces them to a client that declares them, they go on without their connection,
+//! and their caller can cancel them by the key from anywhere.
 
 use std::{sync::Arc, time::Duration};
 
@@ -122,7 +122,7 @@ fn is_done(answer: &Value, way: Way) {
 #[tokio::test]
 async fn that_calls_are_known_again_is_told_to_who_asks_for_it_and_nobody_else() {
     let server = TestServer::start(registry([quick("quick")])).await;
-    for (declared, told) in [
+    for (declared, announced) in [
         (json!({}), json!({TASKS: {}})),
         (json!({"extensions": {TASKS: {}, PARTIALS: {}}}), json!({TASKS: {}, PARTIALS: {}})),
         (json!({"extensions": {IDEMPOTENCY: {}}}), json!({TASKS: {}, IDEMPOTENCY: {}})),
@@ -131,9 +131,9 @@ async fn that_calls_are_known_again_is_told_to_who_asks_for_it_and_nobody_else()
         (json!({"experimental": {IDEMPOTENCY: {}}}), json!({TASKS: {}})),
     ] {
         let discovered = server.plain_client().declaring(declared.clone()).ok("server/discover", json!({})).await;
-        assert_eq!(discovered["capabilities"]["extensions"], told, "{declared}");
+        assert_eq!(discovered["capabilities"]["extensions"], announced, "{declared}");
     }
-    for (declared, told) in [
+    for (declared, announced) in [
         (json!({}), None),
         (json!({"experimental": {}}), None),
         (json!({"experimental": {"other": {}}}), None),
@@ -141,7 +141,7 @@ async fn that_calls_are_known_again_is_told_to_who_asks_for_it_and_nobody_else()
         (json!({"experimental": {"other": {}, IDEMPOTENCY: {}}}), Some(json!({IDEMPOTENCY: {}}))),
     ] {
         let legacy = LegacySession::declaring(&server, declared.clone()).await;
-        assert_eq!(legacy.init()["capabilities"].get("experimental"), told.as_ref(), "{declared}");
+        assert_eq!(legacy.init()["capabilities"].get("experimental"), announced.as_ref(), "{declared}");
     }
 }
 
@@ -160,8 +160,8 @@ async fn a_held_call_is_called_off_by_its_key_from_another_connection() {
         other.calls_off("k").await;
         with_timeout("the word to stop", gate.stopped.wait()).await;
         let answer = answer(calling).await;
-        let told = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
-        assert!(answer["result"]["isError"] == true && told.contains("was cancelled"), "{way:?}: {answer}");
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(answer["result"]["isError"] == true && text.contains("was cancelled"), "{way:?}: {answer}");
         assert_eq!(gate.runs(), 1, "{way:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A server on a real socket, and a client that sends exactly the bytes it is told to.
+//! A server on a real socket, and a client that sends exactly the bytes that a test wants.
 //!
 //! Every response and every notification that passes through [`Client`] is checked against the official schemas.
 

@@ -1,4 +1,4 @@
-//! `dev.taskwire/tasks/list`: the tasks of a caller, whoever started them, for who declares that it wants to know.
+//! `dev.taskwire/tasks/list`: the tasks of a caller, whichever client started them, for a client that declares it.
 
 use serde_json::{Value, json};
 use taskwire::{clock::SystemClock, server::Config, tool::TaskMode};

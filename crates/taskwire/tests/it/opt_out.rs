@@ -1,4 +1,4 @@
-//! Who does not ask for partial results sees no byte of them: a tool that streams looks like one that does not.
+//! A client that does not ask for partial results gets no byte of them: a tool that streams looks like one that does not.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ async fn read_until(stream: &mut TcpStream, seen: &mut Vec<u8>, text: &str) {
     }
 }
 
-/// The life of a task over HTTP, by a client that declares tasks and nothing else.
+/// A task from call to result over HTTP, by a client that declares tasks and nothing else.
 async fn over_http(streams: bool) -> String {
     let (gate, clock) = (Gate::new(), manual_clock());
     let tools = registry([worker(&gate, streams)]);
@@ -166,7 +166,7 @@ impl Peer {
     }
 }
 
-/// The life of a task over a byte stream, by a client that declares tasks and nothing else.
+/// A task from call to result over a byte stream, by a client that declares tasks and nothing else.
 async fn over_a_pipe(streams: bool) -> String {
     let (gate, clock, dir) = (Gate::new(), manual_clock(), TempDir::new());
     let server = server_in(&dir, registry([worker(&gate, streams)]), Config::default(), Arc::new(clock.clone()));

@@ -22,52 +22,52 @@ use crate::{
 
 #[tokio::test]
 async fn rule_01_partials_come_while_the_task_works_and_while_it_waits_for_input() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    let mut events = follow(&stage.client, &id, 0).await;
-    act.writes("one").await;
-    let ctx = act.ctx.clone();
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    let mut events = follow(&harness.client, &id, 0).await;
+    run.writes("one").await;
+    let ctx = run.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
     assert_eq!(next_briefs(&mut events, 3).await, ["working", "0 one", "input_required"]);
-    act.writes("two").await;
+    run.writes("two").await;
     assert_eq!(next_briefs(&mut events, 1).await, ["1 two"]);
-    stage.client.answer(&id, json!({"name": accept("Ada")})).await;
+    harness.client.answer(&id, json!({"name": accept("Ada")})).await;
     with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
-    act.writes("three").await;
-    act.ends("done");
+    run.writes("three").await;
+    run.ends("done");
     assert_eq!(next_briefs(&mut events, 3).await, ["working", "2 three", "completed"]);
 }
 
 #[tokio::test]
 async fn rule_01_a_task_may_have_no_partials_at_all() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    let mut events = follow(&stage.client, &id, 0).await;
-    act.ends("done");
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    let mut events = follow(&harness.client, &id, 0).await;
+    run.ends("done");
     assert_eq!(next_briefs(&mut events, 2).await, ["working", "completed"]);
-    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([[], 0, 0, true]));
+    assert_eq!(page(&read(&harness.client, &id, json!({})).await), json!([[], 0, 0, true]));
 }
 
 #[tokio::test]
 async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
     for end in ["completed", "failed: broken", "cancelled: cancelled by its caller"] {
-        let mut stage = ToolHarness::new().await;
-        let (id, mut act) = stage.task().await;
-        let mut events = follow(&stage.client, &id, 0).await;
-        act.writes("one").await;
+        let mut harness = ToolHarness::new().await;
+        let (id, mut run) = harness.task().await;
+        let mut events = follow(&harness.client, &id, 0).await;
+        run.writes("one").await;
         match end {
-            "completed" => act.ends("done"),
-            "failed: broken" => act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
+            "completed" => run.ends("done"),
+            "failed: broken" => run.ends_with(Err(ToolError::protocol(-32603, "broken"))),
             _ => {
-                stage.client.cancel(&id).await;
-                with_timeout("the word to stop", act.ctx.cancelled()).await;
+                harness.client.cancel(&id).await;
+                with_timeout("the word to stop", run.ctx.cancelled()).await;
             }
         }
         assert_eq!(next_briefs(&mut events, 3).await, ["working", "0 one", end]);
-        assert!(act.tries("late").await.is_err(), "{end}");
-        stage.clock.advance(SECOND);
-        assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]), "{end}");
-        stage.server.stop();
+        assert!(run.tries("late").await.is_err(), "{end}");
+        harness.clock.advance(SECOND);
+        assert_eq!(page(&read(&harness.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]), "{end}");
+        harness.server.stop();
         assert_eq!(rest(&mut events).await, ["end"], "{end}");
     }
 }
@@ -75,15 +75,15 @@ async fn rule_02_no_partial_follows_the_end_of_a_task_however_it_ends() {
 #[tokio::test]
 async fn rule_03_what_is_pending_goes_out_before_the_end() {
     for end in ["completed", "failed: broken"] {
-        let mut stage = ToolHarness::new().await;
-        let (id, mut act) = stage.task().await;
-        let mut events = follow(&stage.client, &id, 0).await;
-        act.writes("one").await;
-        act.ctx.text("two").await.expect("taken");
-        act.ctx.text("three").await.expect("taken");
+        let mut harness = ToolHarness::new().await;
+        let (id, mut run) = harness.task().await;
+        let mut events = follow(&harness.client, &id, 0).await;
+        run.writes("one").await;
+        run.ctx.text("two").await.expect("taken");
+        run.ctx.text("three").await.expect("taken");
         match end {
-            "completed" => act.ends("done"),
-            _ => act.ends_with(Err(ToolError::protocol(-32603, "broken"))),
+            "completed" => run.ends("done"),
+            _ => run.ends_with(Err(ToolError::protocol(-32603, "broken"))),
         }
         assert_eq!(next_briefs(&mut events, 4).await, ["working", "0 one", "1 twothree", end]);
     }
@@ -91,10 +91,10 @@ async fn rule_03_what_is_pending_goes_out_before_the_end() {
 
 #[tokio::test]
 async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
-    let mut stage = ToolHarness::new().await;
-    let ((one, first), (two, second)) = (stage.task().await, stage.task().await);
+    let mut harness = ToolHarness::new().await;
+    let ((one, first), (two, second)) = (harness.task().await, harness.task().await);
     let wanted = json!([{"taskId": one, "fromSeq": 0}, {"taskId": two, "fromSeq": 0}]);
-    let mut events = stage.client.listen(json!({PARTIALS: wanted})).await;
+    let mut events = harness.client.listen(json!({PARTIALS: wanted})).await;
     for n in 0..20 {
         first.writes("x").await;
         if n % 2 == 0 {
@@ -113,8 +113,8 @@ async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
 
 #[tokio::test]
 async fn rule_04_a_gap_shows_and_nothing_is_made_up_for_it() {
-    let (stage, id, _act) = shortened().await;
-    let mut events = follow_output(&stage.client, &id, 0).await;
+    let (harness, id, _run) = shortened().await;
+    let mut events = follow_output(&harness.client, &id, 0).await;
     let entry = granted_partials(&events)[0].clone();
     let from = entry["fromSeq"].as_u64().expect("a number");
     assert!((1..10).contains(&from), "{entry}");
@@ -126,15 +126,15 @@ async fn rule_04_a_gap_shows_and_nothing_is_made_up_for_it() {
 
 #[tokio::test]
 async fn rule_05_content_is_never_empty() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    let mut events = follow(&stage.client, &id, 0).await;
-    act.ctx.flush().await.expect("nothing waits");
-    act.writes("").await;
-    act.ctx.step(Vec::<Content>::new(), &1).await.expect("saved");
-    act.writes("one").await;
-    act.writes("").await;
-    act.ends("done");
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    let mut events = follow(&harness.client, &id, 0).await;
+    run.ctx.flush().await.expect("nothing waits");
+    run.writes("").await;
+    run.ctx.step(Vec::<Content>::new(), &1).await.expect("saved");
+    run.writes("one").await;
+    run.writes("").await;
+    run.ends("done");
     assert_eq!(next_briefs(&mut events, 1).await, ["working"]);
     let (mut text, mut count) = (String::new(), 0);
     loop {
@@ -152,51 +152,51 @@ async fn rule_05_content_is_never_empty() {
 
 #[tokio::test]
 async fn rule_06_the_result_is_whole_whatever_the_partials_said() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    act.writes("the beginning, ").await;
-    act.ends(CallResult::of([Content::text("the beginning, the middle"), Content::text("and the end")]));
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    run.writes("the beginning, ").await;
+    run.ends(CallResult::of([Content::text("the beginning, the middle"), Content::text("and the end")]));
     let whole = json!([{"type": "text", "text": "the beginning, the middle"}, {"type": "text", "text": "and the end"}]);
     // The same for who never saw a partial and for who saw them all.
-    for client in [stage.server.client(), stage.client.clone()] {
+    for client in [harness.server.client(), harness.client.clone()] {
         with_timeout("the end", client.until(&id, "completed")).await;
         assert_eq!(client.get(&id).await["result"]["content"], whole);
     }
-    assert_eq!(output(&stage.client, &id).await, "the beginning, ");
+    assert_eq!(output(&harness.client, &id).await, "the beginning, ");
 }
 
 #[tokio::test]
 async fn rule_07_each_partial_adds_to_those_before_it() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    let mut events = follow_output(&stage.client, &id, 0).await;
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    let mut events = follow_output(&harness.client, &id, 0).await;
     for text in ["Hel", "lo, ", "world", "."] {
-        act.writes(text).await;
+        run.writes(text).await;
     }
-    act.ends("done");
+    run.ends("done");
     assert_eq!(rest(&mut events).await, ["0 Hel", "1 lo, ", "2 world", "3 .", "end"]);
 }
 
 #[tokio::test]
 async fn rule_08_result_and_partials_need_not_have_anything_in_common() {
-    let mut stage = ToolHarness::new().await;
-    let (id, mut act) = stage.task().await;
-    let mut events = follow(&stage.client, &id, 0).await;
-    act.writes("a draft").await;
-    act.ends("something else");
+    let mut harness = ToolHarness::new().await;
+    let (id, mut run) = harness.task().await;
+    let mut events = follow(&harness.client, &id, 0).await;
+    run.writes("a draft").await;
+    run.ends("something else");
     assert_eq!(next_briefs(&mut events, 2).await, ["working", "0 a draft"]);
     let ended = next(&mut events).await.expect("the end");
     let content = json!([{"type": "text", "text": "something else"}]);
     assert_eq!(ended["params"]["result"]["content"], content);
-    assert_eq!(stage.client.get(&id).await["result"]["content"], content);
-    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 a draft"], 0, 1, true]));
+    assert_eq!(harness.client.get(&id).await["result"]["content"], content);
+    assert_eq!(page(&read(&harness.client, &id, json!({})).await), json!([["0 a draft"], 0, 1, true]));
 }
 
 #[tokio::test]
 async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
-    let mut stage = ToolHarness::new().await;
-    let (id, act) = stage.task().await;
-    let mut events = follow_output(&stage.client, &id, 0).await;
+    let mut harness = ToolHarness::new().await;
+    let (id, run) = harness.task().await;
+    let mut events = follow_output(&harness.client, &id, 0).await;
     let blocks = [
         (Content::image(b"x", "image/png"), json!({"type": "image", "data": "eA==", "mimeType": "image/png"})),
         (Content::audio(b"x", "audio/wav"), json!({"type": "audio", "data": "eA==", "mimeType": "audio/wav"})),
@@ -207,8 +207,8 @@ async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
         ),
     ];
     for (seq, (block, shape)) in (0..).zip(blocks) {
-        act.ctx.block(block).await.expect("taken");
-        act.ctx.flush().await.expect("written");
+        run.ctx.block(block).await.expect("taken");
+        run.ctx.flush().await.expect("written");
         let partial = next_partial(&mut events).await;
         assert_eq!((&partial["seq"], &partial["content"]), (&json!(seq), &json!([shape])));
     }
@@ -216,25 +216,25 @@ async fn rule_09_blocks_of_every_kind_come_as_they_were_written() {
 
 #[tokio::test]
 async fn rule_10_what_comes_again_is_the_same_under_the_same_number() {
-    let mut stage = ToolHarness::new().await;
-    let (id, act) = stage.task().await;
-    let mut live = follow_output(&stage.client, &id, 0).await;
+    let mut harness = ToolHarness::new().await;
+    let (id, run) = harness.task().await;
+    let mut live = follow_output(&harness.client, &id, 0).await;
     let mut first = Vec::new();
     for n in 0..6 {
-        act.ctx.text(format!("\u{1f600} \"{n}\"\n")).await.expect("taken");
-        act.ctx.block(Content::link("test://a", "a")).await.expect("taken");
-        act.ctx.flush().await.expect("written");
+        run.ctx.text(format!("\u{1f600} \"{n}\"\n")).await.expect("taken");
+        run.ctx.block(Content::link("test://a", "a")).await.expect("taken");
+        run.ctx.flush().await.expect("written");
     }
     // The first of them may have gone out alone: whatever the chunks are, they stay so.
-    let count = read(&stage.client, &id, json!({})).await["nextSeq"].as_u64().expect("a number");
+    let count = read(&harness.client, &id, json!({})).await["nextSeq"].as_u64().expect("a number");
     for seq in 0..count {
         let partial = next_partial(&mut live).await;
         assert_eq!(partial["seq"], seq);
         first.push(partial["content"].clone());
     }
     for from in [0, 2, count - 1] {
-        let mut again = follow_output(&stage.client, &id, from).await;
-        let pulled = read(&stage.client, &id, json!({"fromSeq": from})).await;
+        let mut again = follow_output(&harness.client, &id, from).await;
+        let pulled = read(&harness.client, &id, json!({"fromSeq": from})).await;
         for seq in from..count {
             let index = usize::try_from(seq).expect("small");
             let partial = next_partial(&mut again).await;
@@ -250,17 +250,17 @@ async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_sev
     let blocks = || [Content::text("a"), Content::link("test://b", "b"), Content::image(b"c", "image/png"), Content::link("test://d", "d")];
     let mut contents = Vec::new();
     for together in [true, false] {
-        let mut stage = ToolHarness::new().await;
-        let (id, mut act) = stage.task().await;
-        act.writes("-").await;
+        let mut harness = ToolHarness::new().await;
+        let (id, mut run) = harness.task().await;
+        run.writes("-").await;
         for block in blocks() {
-            act.ctx.block(block).await.expect("taken");
+            run.ctx.block(block).await.expect("taken");
             if !together {
-                act.ctx.flush().await.expect("written");
+                run.ctx.flush().await.expect("written");
             }
         }
-        act.ends("done");
-        let mut events = follow_output(&stage.client, &id, 1).await;
+        run.ends("done");
+        let mut events = follow_output(&harness.client, &id, 1).await;
         let mut content = Vec::new();
         let mut count = 0;
         while let Some(message) = next(&mut events).await {
@@ -279,20 +279,20 @@ async fn rule_11_blocks_of_one_partial_keep_their_order_and_mean_the_same_as_sev
 
 #[tokio::test]
 async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let plain = stage.server.client();
-    let (id, mut act) = stage.task_of(&plain).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let plain = harness.server.client();
+    let (id, mut run) = harness.task_of(&plain).await;
     let mut events = plain.listen(json!({"taskIds": [id]})).await;
-    act.writes("one").await;
+    run.writes("one").await;
     let requests = [("server/discover", json!({})), ("tools/list", json!({})), ("tasks/get", json!({"taskId": id}))];
     for (method, params) in requests {
         let body = async |client: &Client| String::from_utf8(client.raw(method, params.clone()).await.body).expect("UTF-8");
         assert!(!body(&plain).await.contains("dev.taskwire/"), "{method}");
-        assert!(body(&stage.client).await.contains("dev.taskwire/"), "{method}: there is something to leave out");
+        assert!(body(&harness.client).await.contains("dev.taskwire/"), "{method}: there is something to leave out");
     }
     let asked = json!({"taskId": id, "_meta": {"dev.taskwire/waitMs": 5_000, "dev.taskwire/version": 1}});
     assert_eq!(with_timeout("an answer at once", plain.ok("tasks/get", asked)).await["status"], "working");
-    act.ends("done");
+    run.ends("done");
     assert_eq!(next_briefs(&mut events, 2).await, ["working", "completed"]);
 }
 
@@ -307,38 +307,38 @@ async fn negotiation_2_who_declares_partials_learns_whether_there_are_any() {
 
 #[tokio::test]
 async fn negotiation_3_partials_need_both_declarations_on_the_same_request() {
-    let mut stage = ToolHarness::new().await;
-    let (id, act) = stage.task().await;
-    act.writes("one").await;
+    let mut harness = ToolHarness::new().await;
+    let (id, run) = harness.task().await;
+    run.writes("one").await;
     let listen = json!({"notifications": {PARTIALS: [{"taskId": id, "fromSeq": 0}]}});
     let both = json!({"notifications": {"taskIds": [id], PARTIALS: [{"taskId": id}]}});
     let required = json!({"requiredCapabilities": {"extensions": {TASKS: {}, PARTIALS: {}}}});
     for extensions in [json!({}), json!({TASKS: {}}), json!({PARTIALS: {}})] {
-        let client = stage.server.plain_client().declaring(json!({"extensions": extensions}));
+        let client = harness.server.plain_client().declaring(json!({"extensions": extensions}));
         for (method, params) in [("subscriptions/listen", &listen), ("subscriptions/listen", &both), (READ, &json!({"taskId": id}))] {
             let refused = with_timeout("a refusal", client.raw(method, params.clone())).await;
             assert_eq!((refused.status, refused.code()), (400, -32021), "{method} {extensions}");
             assert_eq!(refused.json()["error"]["data"], required, "{method} {extensions}");
         }
     }
-    let able = stage.server.plain_client().declaring(json!({"extensions": {TASKS: {}, PARTIALS: {}}}));
+    let able = harness.server.plain_client().declaring(json!({"extensions": {TASKS: {}, PARTIALS: {}}}));
     assert_eq!(page(&read(&able, &id, json!({})).await), json!([["0 one"], 0, 1, false]));
 }
 
 #[tokio::test]
 async fn negotiation_4_tasks_are_the_same_with_and_without_partials() {
-    let mut stage = ToolHarness::new().await;
-    let without = stage.server.client();
+    let mut harness = ToolHarness::new().await;
+    let without = harness.server.client();
     // Who made a task, and whether it declared partials then, does not matter: the request that asks for them does.
-    for maker in [without.clone(), stage.client.clone()] {
-        let (id, mut act) = stage.task_of(&maker).await;
+    for maker in [without.clone(), harness.client.clone()] {
+        let (id, mut run) = harness.task_of(&maker).await;
         let mut states = without.listen(json!({"taskIds": [id]})).await;
-        let mut all = follow(&stage.client, &id, 0).await;
-        act.writes("one").await;
-        act.ends("done");
+        let mut all = follow(&harness.client, &id, 0).await;
+        run.writes("one").await;
+        run.ends("done");
         assert_eq!(next_briefs(&mut states, 2).await, ["working", "completed"]);
         assert_eq!(next_briefs(&mut all, 3).await, ["working", "0 one", "completed"]);
-        let mut task = stage.client.get(&id).await;
+        let mut task = harness.client.get(&id).await;
         task["_meta"].as_object_mut().expect("an object").remove("dev.taskwire/version");
         assert_eq!(task, without.get(&id).await);
     }
@@ -373,32 +373,32 @@ async fn a_tool_that_cannot_be_a_task_has_no_hint() {
 
 #[tokio::test]
 async fn a_tool_without_the_hint_may_stream_all_the_same() {
-    let mut stage = ToolHarness::new().await;
-    assert_eq!(stage.client.ok("tools/list", json!({})).await["tools"][0].get("_meta"), None);
-    let (id, act) = stage.task().await;
-    act.writes("one").await;
-    assert_eq!(next_briefs(&mut follow_output(&stage.client, &id, 0).await, 1).await, ["0 one"]);
+    let mut harness = ToolHarness::new().await;
+    assert_eq!(harness.client.ok("tools/list", json!({})).await["tools"][0].get("_meta"), None);
+    let (id, run) = harness.task().await;
+    run.writes("one").await;
+    assert_eq!(next_briefs(&mut follow_output(&harness.client, &id, 0).await, 1).await, ["0 one"]);
 }
 
 // Security: who may see what, and how much may be asked for.
 
 /// Two callers that declare partials.
-fn ann_and_bob(stage: &ToolHarness) -> (Client, Client) {
-    (stage.client.clone().with_token("ann-token"), stage.client.clone().with_token("bob-token"))
+fn ann_and_bob(harness: &ToolHarness) -> (Client, Client) {
+    (harness.client.clone().with_token("ann-token"), harness.client.clone().with_token("bob-token"))
 }
 
 #[tokio::test]
 async fn security_partials_reach_only_the_owner_of_the_task() {
-    let mut stage = ToolHarness::with(two_callers()).await;
-    let (ann, bob) = ann_and_bob(&stage);
-    let ((hers, mut her_act), (his, mut his_act)) = (stage.task_of(&ann).await, stage.task_of(&bob).await);
+    let mut harness = ToolHarness::with(two_callers()).await;
+    let (ann, bob) = ann_and_bob(&harness);
+    let ((hers, mut her_run), (his, mut his_run)) = (harness.task_of(&ann).await, harness.task_of(&bob).await);
     let wanted = json!([{"taskId": hers, "fromSeq": 0}, {"taskId": his, "fromSeq": 0}]);
     let mut events = bob.listen(json!({PARTIALS: wanted})).await;
     assert_eq!(granted_partials(&events), &json!([{"taskId": his, "fromSeq": 0, "nextSeq": 0}]));
-    her_act.writes("hers").await;
-    her_act.ends("done");
-    his_act.writes("his").await;
-    his_act.ends("done");
+    her_run.writes("hers").await;
+    her_run.ends("done");
+    his_run.writes("his").await;
+    his_run.ends("done");
     assert_eq!(rest(&mut events).await, ["0 his", "end"]);
     assert_eq!(bob.error(READ, json!({"taskId": hers})).await, not_found());
     assert_eq!(page(&read(&ann, &hers, json!({})).await)[0], json!(["0 hers"]));
@@ -406,10 +406,10 @@ async fn security_partials_reach_only_the_owner_of_the_task() {
 
 #[tokio::test]
 async fn security_somebody_elses_task_is_like_one_that_never_was() {
-    let mut stage = ToolHarness::with(two_callers()).await;
-    let (ann, bob) = ann_and_bob(&stage);
-    let (foreign, act) = stage.task_of(&bob).await;
-    act.writes("one").await;
+    let mut harness = ToolHarness::with(two_callers()).await;
+    let (ann, bob) = ann_and_bob(&harness);
+    let (foreign, run) = harness.task_of(&bob).await;
+    run.writes("one").await;
     let unknown = "0".repeat(32);
     let (upper, longer, long) = (foreign.to_uppercase(), format!("{foreign}0"), "x".repeat(2_000));
     for id in [&*foreign, &unknown, &upper, &longer, &long, "", "nonsense", "../../etc/passwd", "%00"] {
@@ -429,25 +429,25 @@ async fn security_somebody_elses_task_is_like_one_that_never_was() {
 
 #[tokio::test]
 async fn security_output_is_guarded_like_the_result() {
-    let mut stage = ToolHarness::with(two_callers()).await;
-    let (ann, _) = ann_and_bob(&stage);
-    let (id, mut act) = stage.task_of(&ann).await;
-    act.writes("one").await;
-    act.ends("done");
+    let mut harness = ToolHarness::with(two_callers()).await;
+    let (ann, _) = ann_and_bob(&harness);
+    let (id, mut run) = harness.task_of(&ann).await;
+    run.writes("one").await;
+    run.ends("done");
     with_timeout("the end", ann.until(&id, "completed")).await;
     let requests = [
         ("tasks/get", json!({"taskId": id})),
         (READ, json!({"taskId": id})),
         ("subscriptions/listen", json!({"notifications": {PARTIALS: [{"taskId": id, "fromSeq": 0}]}})),
     ];
-    for stranger in [stage.client.clone(), stage.client.clone().with_token("another")] {
+    for stranger in [harness.client.clone(), harness.client.clone().with_token("another")] {
         for (method, params) in &requests {
             assert_eq!(stranger.raw(method, params.clone()).await.status, 401, "{method}");
         }
     }
     assert_eq!(output(&ann, &id).await, "one");
     // When the result is no longer kept, neither is the output.
-    stage.clock.advance(HOUR);
+    harness.clock.advance(HOUR);
     let gone = async {
         loop {
             if let Some(error) = ann.raw("tasks/get", json!({"taskId": id})).await.json().get("error") {
@@ -463,34 +463,34 @@ async fn security_output_is_guarded_like_the_result() {
 
 #[tokio::test]
 async fn security_a_cancelled_task_says_nothing_more() {
-    let mut stage = ToolHarness::new().await;
-    let (id, act) = stage.task().await;
-    let mut events = follow(&stage.client, &id, 0).await;
-    act.writes("one").await;
-    act.ctx.text("still waiting to go out").await.expect("taken");
+    let mut harness = ToolHarness::new().await;
+    let (id, run) = harness.task().await;
+    let mut events = follow(&harness.client, &id, 0).await;
+    run.writes("one").await;
+    run.ctx.text("still waiting to go out").await.expect("taken");
     assert_eq!(next_briefs(&mut events, 2).await, ["working", "0 one"]);
-    stage.client.cancel(&id).await;
-    with_timeout("the word to stop", act.ctx.cancelled()).await;
-    assert!(act.tries("late").await.is_err());
-    assert!(with_timeout("a refusal", act.ctx.block(Content::link("test://a", "a"))).await.is_err());
-    assert!(with_timeout("a refusal", act.ctx.step([Content::text("late")], &1)).await.is_err());
-    stage.clock.advance(SECOND);
+    harness.client.cancel(&id).await;
+    with_timeout("the word to stop", run.ctx.cancelled()).await;
+    assert!(run.tries("late").await.is_err());
+    assert!(with_timeout("a refusal", run.ctx.block(Content::link("test://a", "a"))).await.is_err());
+    assert!(with_timeout("a refusal", run.ctx.step([Content::text("late")], &1)).await.is_err());
+    harness.clock.advance(SECOND);
     assert_eq!(next_briefs(&mut events, 1).await, ["cancelled: cancelled by its caller"]);
-    assert_eq!(page(&read(&stage.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]));
-    stage.server.stop();
+    assert_eq!(page(&read(&harness.client, &id, json!({})).await), json!([["0 one"], 0, 1, true]));
+    harness.server.stop();
     assert_eq!(rest(&mut events).await, ["end"]);
 }
 
 #[tokio::test]
 async fn security_the_header_must_name_the_task_that_is_read() {
-    let mut stage = ToolHarness::new().await;
-    let ((one, _first), (two, _second)) = (stage.task().await, stage.task().await);
-    let message = stage.client.message(1, READ, json!({"taskId": one}));
+    let mut harness = ToolHarness::new().await;
+    let ((one, _first), (two, _second)) = (harness.task().await, harness.task().await);
+    let message = harness.client.message(1, READ, json!({"taskId": one}));
     for (name, expected) in [(&one, 200), (&two, 400)] {
-        let mut headers = stage.client.headers(&message);
+        let mut headers = harness.client.headers(&message);
         headers.retain(|(key, _)| key != "Mcp-Name");
         headers.push(("Mcp-Name".to_owned(), name.clone()));
-        let response = stage.client.post(&headers, message.to_string().as_bytes()).await;
+        let response = harness.client.post(&headers, message.to_string().as_bytes()).await;
         let code = response.json()["error"]["code"].clone();
         assert_eq!((response.status, code), (expected, if expected == 200 { Value::Null } else { json!(-32020) }));
     }
@@ -498,16 +498,16 @@ async fn security_the_header_must_name_the_task_that_is_read() {
 
 #[tokio::test]
 async fn security_a_stream_may_name_so_many_tasks_partials_included() {
-    let mut stage = ToolHarness::with(Config { subscriptions_per_stream: 2, ..Config::default() }).await;
-    let ((one, _first), (two, _second)) = (stage.task().await, stage.task().await);
+    let mut harness = ToolHarness::with(Config { subscriptions_per_stream: 2, ..Config::default() }).await;
+    let ((one, _first), (two, _second)) = (harness.task().await, harness.task().await);
     let (first, second) = (json!({"taskId": one}), json!({"taskId": two}));
     for filter in [json!({PARTIALS: [first, second]}), json!({"taskIds": [one], PARTIALS: [second]})] {
-        let events = stage.client.listen(filter.clone()).await;
+        let events = harness.client.listen(filter.clone()).await;
         assert_eq!(granted_partials(&events).as_array().map(Vec::len), filter[PARTIALS].as_array().map(Vec::len));
     }
     let third = json!({"taskId": "0".repeat(32)});
     for filter in [json!({"taskIds": [one, two], PARTIALS: [first]}), json!({PARTIALS: [first, second, third]})] {
-        let error = stage.client.error("subscriptions/listen", json!({"notifications": filter})).await;
+        let error = harness.client.error("subscriptions/listen", json!({"notifications": filter})).await;
         assert_eq!(error["code"], -31001, "{filter}");
         assert!(error["message"].as_str().expect("a text").contains("`subscriptions_per_stream`"), "{error}");
     }
@@ -515,9 +515,9 @@ async fn security_a_stream_may_name_so_many_tasks_partials_included() {
 
 #[tokio::test]
 async fn security_so_many_requests_of_a_caller_may_wait_at_a_time() {
-    let mut stage = ToolHarness::with(Config { waiting_requests_per_caller: 1, ..two_callers() }).await;
-    let (ann, bob) = ann_and_bob(&stage);
-    let ((hers, her_act), (his, his_act)) = (stage.task_of(&ann).await, stage.task_of(&bob).await);
+    let mut harness = ToolHarness::with(Config { waiting_requests_per_caller: 1, ..two_callers() }).await;
+    let (ann, bob) = ann_and_bob(&harness);
+    let ((hers, her_run), (his, his_run)) = (harness.task_of(&ann).await, harness.task_of(&bob).await);
     let waits = waiting(&ann, reading(&hers, json!({"waitMs": 10_000}))).await;
     let refused = with_timeout("a refusal", ann.raw(READ, reading(&hers, json!({"waitMs": 10_000})))).await;
     assert_eq!((refused.status, refused.header("retry-after"), refused.code()), (429, Some("1"), -31001));
@@ -525,11 +525,11 @@ async fn security_so_many_requests_of_a_caller_may_wait_at_a_time() {
     // Who does not wait is served, and so is another caller.
     assert_eq!(page(&read(&ann, &hers, json!({})).await), json!([[], 0, 0, false]));
     let other = waiting(&bob, reading(&his, json!({"waitMs": 10_000}))).await;
-    her_act.writes("hers").await;
-    his_act.writes("his").await;
+    her_run.writes("hers").await;
+    his_run.writes("his").await;
     assert_eq!((page_of(waits).await, page_of(other).await), (json!([["0 hers"], 0, 1, false]), json!([["0 his"], 0, 1, false])));
     // There is room again.
     let again = waiting(&ann, reading(&hers, json!({"fromSeq": 1, "waitMs": 10_000}))).await;
-    her_act.writes("more").await;
+    her_run.writes("more").await;
     assert_eq!(page_of(again).await, json!([["1 more"], 1, 2, false]));
 }

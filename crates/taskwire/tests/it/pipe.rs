@@ -1,4 +1,4 @@
-//! The client's end of a byte stream: one message a line, and nothing that its test does not say.
+//! The client's end of a byte stream: one message a line, and only what its test sends.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl Pipe {
         let server = server.clone();
         let serving = tokio::spawn(async move {
             let stopped = async {
-                // Who goes away has given no signal.
+                // A pipe that was dropped has sent no signal to stop.
                 if stopped.await.is_err() {
                     std::future::pending::<()>().await;
                 }

@@ -1,4 +1,4 @@
-//! What every client takes: schemas of the kind that all of them know, and `null` for what may be left out.
+//! What every client accepts: schemas of the kind that all of them know, and `null` for what may be left out.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -31,7 +31,7 @@ struct Greeting {
     friends: Option<Vec<String>>,
 }
 
-/// Says what it was given, and how that is kept.
+/// Returns its arguments, as it parsed them and as `ctx` has them.
 fn greet() -> Tool {
     Tool::new("greet", "Greets somebody", |Greeting { name, often, manner, friends }: Greeting, ctx: Ctx| async move {
         Ok::<_, ToolError>(format!("{name} {often:?} {manner:?} {friends:?} of {:?}", ctx.arguments()))
@@ -58,9 +58,9 @@ async fn a_null_for_what_may_be_left_out_is_left_out() {
     let server = TestServer::start(registry([greet()])).await;
     let (modern, legacy) = (server.plain_client(), LegacySession::declaring(&server, json!({})).await);
     let nulls = json!({"name": "Ada", "often": null, "manner": null, "friends": null});
-    let told = "Ada None None None of {\"name\":\"Ada\"}";
+    let expected = "Ada None None None of {\"name\":\"Ada\"}";
     for result in [modern.call("greet", nulls.clone()).await, legacy.call("greet", nulls).await] {
-        assert_eq!(text_of(&result["content"]), told);
+        assert_eq!(text_of(&result["content"]), expected);
     }
     let some = json!({"name": "Ada", "often": 2, "manner": "formal", "friends": null});
     for result in [modern.call("greet", some.clone()).await, legacy.call("greet", some).await] {
@@ -82,11 +82,11 @@ async fn a_null_for_what_is_needed_is_refused_by_its_name() {
 
 #[tokio::test]
 async fn the_follow_up_tools_take_nulls_in_both_eras() {
-    let mut stage = ToolHarness::new().await;
-    let (modern, legacy) = (stage.server.plain_client(), LegacySession::declaring(&stage.server, json!({})).await);
-    let (id, mut act) = stage.task().await;
-    act.ends("all done");
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    let mut harness = ToolHarness::new().await;
+    let (modern, legacy) = (harness.server.plain_client(), LegacySession::declaring(&harness.server, json!({})).await);
+    let (id, mut run) = harness.task().await;
+    run.ends("all done");
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
     let wait = json!({"task_id": id, "timeout_s": null});
     for result in [modern.call("task_wait", wait.clone()).await, legacy.call("task_wait", wait).await] {
         assert_eq!(text_of(&result["content"]), "all done");

@@ -1,4 +1,4 @@
-//! `subscriptions/listen`: who listens sees everything that was asked for, in order, and nothing else.
+//! `subscriptions/listen`: a listener gets everything that it asked for, in order, and nothing else.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -27,11 +27,11 @@ async fn next_task(events: &mut Events) -> Value {
 }
 
 /// What `tasks/get` and `notifications/tasks` have in common.
-fn task_of(mut view: Value) -> Value {
-    let members = view.as_object_mut().expect("an object");
+fn task_of(mut task: Value) -> Value {
+    let members = task.as_object_mut().expect("an object");
     members.remove("_meta");
     members.remove("resultType");
-    view
+    task
 }
 
 /// Reads until this text has come.
@@ -83,8 +83,8 @@ async fn the_acknowledgement_comes_first_and_names_what_will_be_told() {
     assert_eq!(next_task(&mut events).await["taskId"], mine);
     bob.cancel(&foreign).await;
     ann.cancel(&mine).await;
-    let told = next_task(&mut events).await;
-    assert_eq!((&told["taskId"], &told["status"]), (&json!(mine), &json!("cancelled")));
+    let task = next_task(&mut events).await;
+    assert_eq!((&task["taskId"], &task["status"]), (&json!(mine), &json!("cancelled")));
 }
 
 #[tokio::test]
@@ -122,8 +122,8 @@ async fn every_change_of_a_task_is_told_in_order() {
     assert_eq!(next_task(&mut events).await.get("statusMessage"), None);
     gate.go.send();
     for n in 1..=20 {
-        let told = next_task(&mut events).await;
-        assert_eq!((&told["status"], &told["statusMessage"]), (&json!("working"), &json!(n.to_string())));
+        let task = next_task(&mut events).await;
+        assert_eq!((&task["status"], &task["statusMessage"]), (&json!("working"), &json!(n.to_string())));
     }
     let asked = next_task(&mut events).await;
     assert_eq!(asked["status"], "input_required");
@@ -170,8 +170,8 @@ async fn notifications_carry_the_id_of_their_request_as_it_came() {
         message["id"] = id.clone();
         let mut events = client.open(&message).await;
         for method in ["notifications/subscriptions/acknowledged", "notifications/tasks"] {
-            let told = next(&mut events).await;
-            assert_eq!((&told["method"], &told["params"]["_meta"][SUBSCRIPTION]), (&json!(method), &id));
+            let received = next(&mut events).await;
+            assert_eq!((&received["method"], &received["params"]["_meta"][SUBSCRIPTION]), (&json!(method), &id));
         }
     }
 }
@@ -205,8 +205,8 @@ async fn one_stream_tells_of_several_tasks() {
     assert_eq!(current, BTreeSet::from([one.clone(), two.clone()]));
     for (gate, id) in [(right, two), (left, one)] {
         gate.go.send();
-        let told = next_task(&mut events).await;
-        assert_eq!((&told["taskId"], &told["status"]), (&json!(id), &json!("completed")));
+        let task = next_task(&mut events).await;
+        assert_eq!((&task["taskId"], &task["status"]), (&json!(id), &json!("completed")));
     }
 }
 
@@ -227,13 +227,13 @@ async fn several_streams_tell_the_same_of_one_task() {
     }
     gate.go.send();
     for events in &mut streams {
-        let mut told = Vec::new();
+        let mut statuses = Vec::new();
         for _ in 0..3 {
             let task = next_task(events).await;
-            told.push((task["status"].clone(), task["statusMessage"].clone()));
+            statuses.push((task["status"].clone(), task["statusMessage"].clone()));
         }
         let expected = json!([["working", null], ["working", "half way"], ["completed", "half way"]]);
-        assert_eq!(json!(told), expected);
+        assert_eq!(json!(statuses), expected);
     }
 }
 
@@ -264,9 +264,9 @@ async fn a_changed_resource_is_told_to_those_who_subscribed_to_it() {
     let mut events = server.client().listen(json!({"resourceSubscriptions": ["test://a"], "toolsListChanged": false})).await;
     for _ in 0..2 {
         tools.resource_updated("test://b").resource_updated("test://a").tool(quick("t")).expect("a tool");
-        let told = next(&mut events).await;
-        assert_eq!(told["method"], "notifications/resources/updated");
-        assert_eq!(told["params"]["uri"], "test://a");
+        let message = next(&mut events).await;
+        assert_eq!(message["method"], "notifications/resources/updated");
+        assert_eq!(message["params"]["uri"], "test://a");
     }
 }
 
@@ -355,8 +355,8 @@ async fn streams_of_the_same_request_id_do_not_disturb_each_other() {
     with_timeout("the end of the other", client.until(&one, "completed")).await;
     drop(first);
     right.go.send();
-    let told = next_task(&mut second).await;
-    assert_eq!((&told["taskId"], &told["_meta"][SUBSCRIPTION]), (&json!(two), &json!(7)));
+    let task = next_task(&mut second).await;
+    assert_eq!((&task["taskId"], &task["_meta"][SUBSCRIPTION]), (&json!(two), &json!(7)));
 }
 
 #[tokio::test]
@@ -381,8 +381,8 @@ async fn a_reader_that_is_slow_misses_nothing_and_holds_nobody_up() {
     with_timeout("the end", client.until(&id, "completed")).await;
     assert_eq!(next_task(&mut events).await.get("statusMessage"), None);
     for n in 0..500 {
-        let told = next_task(&mut events).await;
-        let message = told["statusMessage"].as_str().expect("a message");
+        let task = next_task(&mut events).await;
+        let message = task["statusMessage"].as_str().expect("a message");
         assert_eq!(message.split(' ').next(), Some(n.to_string().as_str()));
     }
     assert_eq!(next_task(&mut events).await["status"], "completed");

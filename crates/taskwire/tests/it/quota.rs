@@ -17,7 +17,7 @@ use crate::{
     kit::{Client, Response, TempDir, TestServer, manual_clock, with_timeout},
     legacy::kit::{LegacySession, session_of},
     store::TestStore,
-    tasks::{Gate, accept, life, name_form, quick, registry, reopened, tool, two_callers, with_limits},
+    tasks::{Gate, accept, name_form, quick, registry, reopened, tool, two_callers, until_crash, with_limits},
     tool_harness::{HOUR, ToolHarness, not_found},
 };
 
@@ -42,7 +42,7 @@ fn error_of(response: &Response) -> (i64, String) {
 }
 
 /// That there is too much, how much there may be, what counts, and where that is set.
-fn is_told(response: &Response) {
+fn is_quota_error(response: &Response) {
     let (code, message) = error_of(response);
     assert_eq!((response.status, code), (200, -31001), "{message}");
     for words in ["ended ones included", "other callers are not affected", "20000", "`limits.stored_bytes_per_caller`"] {
@@ -58,7 +58,7 @@ async fn until_room<F: Future<Output = Response>>(call: impl Fn() -> F) -> Value
             if response.json().get("error").is_none() {
                 return response.json()["result"].clone();
             }
-            is_told(&response);
+            is_quota_error(&response);
         }
     };
     with_timeout("room", calling).await
@@ -79,22 +79,22 @@ fn call_as_task() -> Value {
 
 #[tokio::test]
 async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
-    let mut stage = ToolHarness::with(little_room()).await;
-    let (ann, bob) = ann_and_bob(&stage.server);
-    let (first, mut act) = stage.task_of(&ann).await;
-    act.writes(&"x".repeat(MUCH)).await;
-    is_told(&ann.raw("tools/call", call()).await);
-    let refused = act.tries(&"x".repeat(5_000)).await.expect_err("there is no room for that");
-    let (_, others) = stage.task_of(&bob).await;
+    let mut harness = ToolHarness::with(little_room()).await;
+    let (ann, bob) = ann_and_bob(&harness.server);
+    let (first, mut run) = harness.task_of(&ann).await;
+    run.writes(&"x".repeat(MUCH)).await;
+    is_quota_error(&ann.raw("tools/call", call()).await);
+    let refused = run.tries(&"x".repeat(5_000)).await.expect_err("there is no room for that");
+    let (_, others) = harness.task_of(&bob).await;
     others.writes(&"x".repeat(MUCH)).await;
     // What the tool makes of it is its own affair; work can always end.
-    act.ends_with(Err(refused));
+    run.ends_with(Err(refused));
     let task = with_timeout("the end", ann.until(&first, "completed")).await;
     let text = task["result"]["content"][0]["text"].as_str().expect("a text").to_owned();
     assert!(text.contains("`limits.stored_bytes_per_caller`"), "{text}");
-    is_told(&ann.raw("tools/call", call()).await);
+    is_quota_error(&ann.raw("tools/call", call()).await);
     assert_eq!(ann.get(&first).await["status"], "completed", "what is stored can be read");
-    stage.clock.advance(HOUR);
+    harness.clock.advance(HOUR);
     let made = until_room(|| ann.raw("tools/call", call())).await;
     assert_eq!(made["resultType"], "task", "what is forgotten does not count");
     assert_eq!(ann.error("tasks/get", json!({"taskId": first})).await, not_found());
@@ -102,19 +102,19 @@ async fn a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
 
 #[tokio::test]
 async fn a_session_of_a_caller_that_has_stored_too_much_is_told_so_and_others_go_on() {
-    let mut stage = ToolHarness::with(little_room()).await;
-    let (ann, bob) = (session_of(&stage.server, "ann-token").await, session_of(&stage.server, "bob-token").await);
+    let mut harness = ToolHarness::with(little_room()).await;
+    let (ann, bob) = (session_of(&harness.server, "ann-token").await, session_of(&harness.server, "bob-token").await);
     let first = ann.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.writes(&"x".repeat(MUCH)).await;
-    is_told(&ann.raw("tools/call", call_as_task()).await);
-    act.ends("done");
+    let mut run = harness.run().await;
+    run.writes(&"x".repeat(MUCH)).await;
+    is_quota_error(&ann.raw("tools/call", call_as_task()).await);
+    run.ends("done");
     assert_eq!(ann.result(&first).await["content"][0]["text"], "done");
-    is_told(&ann.raw("tools/call", call_as_task()).await);
-    is_told(&stage.server.client().with_token("ann-token").raw("tools/call", call()).await);
+    is_quota_error(&ann.raw("tools/call", call_as_task()).await);
+    is_quota_error(&harness.server.client().with_token("ann-token").raw("tools/call", call()).await);
     bob.start("writes", json!({})).await;
-    stage.run().await.writes(&"x".repeat(MUCH)).await;
-    stage.clock.advance(HOUR);
+    harness.run().await.writes(&"x".repeat(MUCH)).await;
+    harness.clock.advance(HOUR);
     until_room(|| ann.raw("tools/call", call_as_task())).await;
 }
 
@@ -137,7 +137,7 @@ fn writes_half(gate: &Gate) -> Tool {
 fn what_a_caller_has_stored_counts_after_a_crash_too() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([writes_half(&gate)]);
-    life(async {
+    until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), little_room(), Arc::new(clock.clone())).await;
         let (ann, _) = ann_and_bob(&server);
         let first = ann.start("writes", json!({})).await;
@@ -146,13 +146,13 @@ fn what_a_caller_has_stored_counts_after_a_crash_too() {
         with_timeout("the end", ann.until(&first, "completed")).await;
         ann.start("writes", json!({})).await;
         with_timeout("the output", gate.started.wait()).await;
-        is_told(&ann.raw("tools/call", call()).await);
+        is_quota_error(&ann.raw("tools/call", call()).await);
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), little_room(), &clock).await;
         let (ann, bob) = ann_and_bob(&server);
         with_timeout("the second attempt", gate.started.wait()).await;
-        is_told(&ann.raw("tools/call", call()).await);
+        is_quota_error(&ann.raw("tools/call", call()).await);
         bob.start("writes", json!({})).await;
         with_timeout("the output", gate.started.wait()).await;
         gate.go.send();
@@ -164,23 +164,23 @@ fn what_a_caller_has_stored_counts_after_a_crash_too() {
 
 #[tokio::test]
 async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_too_much() {
-    let mut stage = ToolHarness::with(little_room()).await;
-    let (ann, _) = ann_and_bob(&stage.server);
-    let (asks, mut act) = stage.task_of(&ann).await;
-    let (runs, _running) = stage.task_of(&ann).await;
-    let ctx = act.ctx.clone();
+    let mut harness = ToolHarness::with(little_room()).await;
+    let (ann, _) = ann_and_bob(&harness.server);
+    let (asks, mut run) = harness.task_of(&ann).await;
+    let (runs, _running) = harness.task_of(&ann).await;
+    let ctx = run.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     with_timeout("the question", ann.until(&asks, "input_required")).await;
-    while act.tries(&"x".repeat(1_000)).await.is_ok() {}
+    while run.tries(&"x".repeat(1_000)).await.is_ok() {}
     let mut said = 0;
-    while act.ctx.status(said.to_string()).await.is_ok() {
+    while run.ctx.status(said.to_string()).await.is_ok() {
         said += 1;
         assert!(said < 20, "words take room, too");
     }
-    is_told(&ann.raw("tools/call", call()).await);
+    is_quota_error(&ann.raw("tools/call", call()).await);
     ann.answer(&asks, json!({"name": accept(&"A".repeat(5_000))})).await;
     assert!(with_timeout("the answer", asking).await.expect("no panic").is_ok(), "it was taken");
-    act.ends("x".repeat(10_000));
+    run.ends("x".repeat(10_000));
     assert_eq!(with_timeout("the end", ann.until(&asks, "completed")).await["result"]["content"][0]["text"], "x".repeat(10_000));
     ann.cancel(&runs).await;
     assert_eq!(ann.get(&runs).await["status"], "cancelled");
@@ -190,27 +190,27 @@ async fn answers_ends_and_cancellations_are_taken_from_a_caller_that_has_stored_
 async fn calls_that_need_no_task_are_answered_however_much_their_caller_has_stored() {
     let gate = Gate::new();
     let slow = gate.tool("slow");
-    let mut stage = ToolHarness::on(|writes, clock| {
+    let mut harness = ToolHarness::on(|writes, clock| {
         let tools = registry([writes.task(TaskMode::Always), quick("quick"), slow]);
         TestServer::start_with(tools, little_room(), Arc::new(clock))
     })
     .await;
-    let (ann, _) = ann_and_bob(&stage.server);
-    let (_, act) = stage.task_of(&ann).await;
-    act.writes(&"x".repeat(MUCH)).await;
+    let (ann, _) = ann_and_bob(&harness.server);
+    let (_, run) = harness.task_of(&ann).await;
+    run.writes(&"x".repeat(MUCH)).await;
     // To the last byte: there is no room for any task.
-    while act.tries("x").await.is_ok() {}
-    is_told(&ann.raw("tools/call", call()).await);
-    let plain = stage.server.plain_client().with_token("ann-token");
+    while run.tries("x").await.is_ok() {}
+    is_quota_error(&ann.raw("tools/call", call()).await);
+    let plain = harness.server.plain_client().with_token("ann-token");
     for client in [&ann, &plain] {
         assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done");
     }
     // One that would become a task is held instead.
-    let clock = stage.clock.clone();
+    let clock = harness.clock.clone();
     let later = async {
         gate.started.wait().await;
         clock.advance(Config::default().promote_after * 10);
-        is_told(&ann.raw("tools/call", call()).await);
+        is_quota_error(&ann.raw("tools/call", call()).await);
         gate.go.send();
     };
     let (done, ()) = with_timeout("the result", async { tokio::join!(ann.call("slow", json!({})), later) }).await;
@@ -242,13 +242,13 @@ fn is_put_off(response: &Response) {
 async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
     let free = Arc::new(AtomicU64::new(100 * RESERVE));
     let its_free = free.clone();
-    let mut stage =
+    let mut harness =
         ToolHarness::on(|writes, clock| on_disk(its_free, registry([writes.task(TaskMode::Always), quick("quick")]), clock)).await;
-    let client = stage.client.clone();
-    let legacy = LegacySession::declaring(&stage.server, json!({"elicitation": {}})).await;
-    let (one, mut first) = stage.task().await;
-    let (two, mut second) = stage.task().await;
-    let (three, third) = stage.task().await;
+    let client = harness.client.clone();
+    let legacy = LegacySession::declaring(&harness.server, json!({"elicitation": {}})).await;
+    let (one, mut first) = harness.task().await;
+    let (two, mut second) = harness.task().await;
+    let (three, third) = harness.task().await;
     let ctx = third.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     with_timeout("the question", client.until(&three, "input_required")).await;
@@ -279,7 +279,7 @@ async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
     free.store(100 * RESERVE, Ordering::Release);
     client.answer(&three, json!({"name": accept("Ada")})).await;
     assert!(with_timeout("the answer", asking).await.expect("no panic").is_ok());
-    stage.task().await;
+    harness.task().await;
     legacy.start("writes", json!({})).await;
 
     free.store(0, Ordering::Release);

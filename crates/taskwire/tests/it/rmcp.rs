@@ -1,4 +1,4 @@
-//! The official Rust client, unmodified, against this server: what it sends is taken, what it gets it understands.
+//! The official Rust client, unmodified, against this server: each side accepts what the other sends.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -245,15 +245,15 @@ async fn rmcp_answers_a_question_of_a_task() {
 
 #[tokio::test]
 async fn rmcp_cancels_a_task_and_its_tool_is_told() {
-    let (started, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (started, saw_stop) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let endless = Tool::raw("endless", "Works until it is stopped", json!({"type": "object"}), {
-        let (started, told) = (started.clone(), told.clone());
+        let (started, saw_stop) = (started.clone(), saw_stop.clone());
         move |ctx: Ctx| {
-            let (started, told) = (started.clone(), told.clone());
+            let (started, saw_stop) = (started.clone(), saw_stop.clone());
             async move {
                 started.notify_one();
                 ctx.cancelled().await;
-                told.notify_one();
+                saw_stop.notify_one();
                 Err::<(), _>(ToolError::stopped())
             }
         }
@@ -263,7 +263,7 @@ async fn rmcp_cancels_a_task_and_its_tool_is_told() {
     let id = start(&client, CallToolRequestParams::new("endless")).await;
     with_timeout("the start of the tool", started.notified()).await;
     with_timeout("the acknowledgement", client.cancel_task(CancelTaskParams::new(&*id))).await.expect("an acknowledgement");
-    with_timeout("the end of the tool", told.notified()).await;
+    with_timeout("the end of the tool", saw_stop.notified()).await;
     let cancelled = until(&client, &id, TaskStatus::Cancelled).await;
     assert_eq!(cancelled.payload, TaskPayload::Cancelled);
     end(client, server).await;

@@ -134,7 +134,7 @@ pub(crate) fn violations_of(validators: &BTreeMap<String, Validator>, def: &str,
     lines
 }
 
-/// Of a failed `anyOf`, tells only the branch that was meant: the one whose `const`s fit.
+/// Of a failed `anyOf`, reports only the branch that was meant: the one whose `const`s fit.
 fn describe(def: &str, error: &ValidationError<'_>, lines: &mut Vec<String>) {
     fn is_const(error: &ValidationError<'_>) -> bool {
         matches!(error.kind(), ValidationErrorKind::Constant { .. })

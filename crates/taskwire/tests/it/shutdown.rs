@@ -1,4 +1,4 @@
-//! How a server ends: what is under way gets its answer, streams get their result, and what takes too long is left behind.
+//! How a server ends: requests under way get their response, streams their result, and what takes too long is left to the next start.
 //!
 //! A server that listens has a runtime of its own here, which goes away as soon as serving ends: whatever it has not sent
 //! by then is never sent, as in a process that exits.

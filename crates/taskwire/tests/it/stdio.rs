@@ -135,7 +135,7 @@ impl Peer {
         message["error"].clone()
     }
 
-    /// Shows that the stream lives, and that all lines before this have been taken.
+    /// Shows that the server still reads and writes the stream, and has handled all lines before this.
     async fn ping(&mut self) {
         self.request("ping", "server/discover", json!({})).await;
         self.result("ping").await;
@@ -205,9 +205,9 @@ async fn a_listener_that_calls_off_hears_nothing_more() {
     peer.request("l", "subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})).await;
     assert_eq!(peer.message().await["method"], "notifications/subscriptions/acknowledged");
     tools.remove_tool("quick");
-    let told = peer.message().await;
-    assert_eq!(told["method"], "notifications/tools/list_changed");
-    assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], "l");
+    let message = peer.message().await;
+    assert_eq!(message["method"], "notifications/tools/list_changed");
+    assert_eq!(message["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"], "l");
     peer.cancel("l").await;
     peer.ping().await;
     tools.tool(quick("quick")).expect("a tool");
@@ -734,8 +734,8 @@ async fn a_listener_with_much_to_read_hears_of_other_changes_in_between() {
     let tools = registry([pours(&gate), quick("quick")]);
     let mut peer = flooded(&tools, &gate).await;
     tools.remove_tool("quick");
-    let (told, length) = after_partials(&mut peer).await;
-    assert_eq!(told["method"], "notifications/tools/list_changed", "{told}");
+    let (message, length) = after_partials(&mut peer).await;
+    assert_eq!(message["method"], "notifications/tools/list_changed", "{message}");
     // What was on its way goes first, which is less than half of it.
     assert!(length < POURED / 3 * 2, "it came after {length} bytes");
 }

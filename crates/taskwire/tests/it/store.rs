@@ -1,4 +1,4 @@
-//! SQLite in the hands of a test.
+//! A SQLite store whose commits and free space a test controls.
 
 use std::sync::{
     Arc,
@@ -12,12 +12,12 @@ use taskwire::{
 
 use crate::kit::TempDir;
 
-/// A store that does as SQLite does, but for what its test says.
+/// A SQLite store that does something else where its test says so.
 pub(crate) struct TestStore {
     pub(crate) store: SqliteStore,
     /// What happens before each commit.
     pub(crate) before_commit: Box<dyn FnMut() + Send>,
-    /// What the disk still takes; nobody knows, if nobody says.
+    /// How many bytes are free on the disk; unknown if absent.
     pub(crate) free: Option<Arc<AtomicU64>>,
 }
 

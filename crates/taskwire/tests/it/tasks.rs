@@ -1,4 +1,4 @@
-//! The life of a task as its caller sees it: how it begins, what it shows, how it ends, and what outlives a crash.
+//! A task as its caller sees it: how it begins, what it shows, how it ends, and what survives a crash.
 
 use std::{
     collections::BTreeSet,
@@ -44,7 +44,7 @@ impl Signal {
     }
 }
 
-/// A tool in the hands of its test: says that it has started, ends when told to, says that it was stopped.
+/// A tool that its test controls: it signals its start, ends when the test lets it, and signals that it was stopped.
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
     pub(crate) started: Signal,
@@ -65,7 +65,7 @@ impl Gate {
         })
     }
 
-    /// A tool that saves something, which makes its call a task, and ends when told to.
+    /// A tool that saves something, which makes its call a task, and ends when the test lets it.
     pub(crate) fn saves(&self) -> Tool {
         tool("saves", self, |gate, ctx| async move {
             ctx.checkpoint(&1).await?;
@@ -75,7 +75,7 @@ impl Gate {
         })
     }
 
-    /// Says that a tool has come so far, and goes on when told to.
+    /// Signals that a tool has come so far, and goes on when the test lets it.
     pub(crate) async fn pass(&self, ctx: &Ctx) -> Result<&'static str, ToolError> {
         self.started.send();
         tokio::select! {
@@ -93,7 +93,7 @@ impl Gate {
     }
 }
 
-/// A tool that takes any arguments, and is given its own copy of `state` each time it runs.
+/// A tool that takes any arguments, and gets its own copy of `state` each time it runs.
 pub(crate) fn tool<S, R, Fut>(name: &str, state: &S, body: impl Fn(S, Ctx) -> Fut + Send + Sync + 'static) -> Tool
 where
     S: Clone + Send + Sync + 'static,
@@ -159,8 +159,8 @@ pub(crate) fn written(server: &TestServer, task: &str) -> Vec<String> {
     chunks.iter().map(|chunk| text(serde_json::from_str(chunk.blocks.as_str()).expect("JSON"))).collect()
 }
 
-/// One life of a server. When it ends, everything in it is dropped where it stands, as in a crash.
-pub(crate) fn life<T>(future: impl Future<Output = T>) -> T {
+/// Runs a server until the future ends. Then everything in it is dropped where it stands, as in a crash.
+pub(crate) fn until_crash<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(future)
 }
@@ -697,8 +697,8 @@ async fn output_is_no_change_of_the_task_but_a_status_message_is() {
     assert_eq!(client.get(&id).await["lastUpdatedAt"], created["createdAt"]);
     gate.go.send();
     with_timeout("the message", gate.started.wait()).await;
-    let told = client.get(&id).await;
-    assert_eq!((&told["lastUpdatedAt"], &told["statusMessage"]), (&json!("2026-07-28T00:00:01.000Z"), &json!("half way")));
+    let shown = client.get(&id).await;
+    assert_eq!((&shown["lastUpdatedAt"], &shown["statusMessage"]), (&json!("2026-07-28T00:00:01.000Z"), &json!("half way")));
 }
 
 // Calls that are repeated.
@@ -844,7 +844,7 @@ async fn a_client_that_goes_away_with_its_handle_leaves_the_task_running() {
 fn an_ended_task_is_there_after_a_crash() {
     let (dir, clock) = (Arc::new(TempDir::new()), manual_clock());
     let tools = || registry([quick("quick").task(TaskMode::Always)]);
-    let before = life(async {
+    let before = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let client = server.client();
         let id = client.start("quick", json!({})).await;
@@ -852,7 +852,7 @@ fn an_ended_task_is_there_after_a_crash() {
         client.get(&id).await
     });
     assert_eq!(before["result"]["content"][0]["text"], "done");
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         assert_eq!(server.client().get(before["taskId"].as_str().expect("an id")).await, before);
     });
@@ -862,11 +862,11 @@ fn an_ended_task_is_there_after_a_crash() {
 fn a_repeated_call_finds_its_task_after_a_crash() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").task(TaskMode::Always)]);
-    let first = life(async {
+    let first = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         keyed(&server.client(), "k", "slow", json!({})).await["taskId"].clone()
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         assert_eq!(keyed(&server.client(), "k", "slow", json!({})).await["taskId"], first);
     });
@@ -884,13 +884,13 @@ fn an_interrupted_task_fails_clearly_and_keeps_its_output() {
         });
         registry([writes.task(TaskMode::Always)])
     };
-    let id = life(async {
+    let id = until_crash(async {
         let server = TestServer::start_in(dir.clone(), writes(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("writes", json!({})).await;
         with_timeout("the output", gate.started.wait()).await;
         id
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, writes(), Config::default(), &clock).await;
         let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         assert!(task["error"]["message"].as_str().expect("a text").contains("interrupted"), "{task}");
@@ -918,13 +918,13 @@ fn a_task_that_may_be_retried_goes_on_from_its_checkpoint() {
         });
         registry([counts.task(TaskMode::Always).retry_on_interrupt()])
     };
-    let id = life(async {
+    let id = until_crash(async {
         let server = TestServer::start_in(dir.clone(), counts(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("counts", json!({})).await;
         with_timeout("the checkpoint", gate.started.wait()).await;
         id
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, counts(), Config::default(), &clock).await;
         let task = with_timeout("the end", server.client().until(&id, "completed")).await;
         assert_eq!(task["result"]["content"][0]["text"], "attempt 2 from 2");
@@ -942,14 +942,14 @@ fn an_open_question_survives_a_crash_and_its_answer_reaches_the_next_attempt() {
         });
         registry([asks.task(TaskMode::Always).retry_on_interrupt()])
     };
-    let (id, asked) = life(async {
+    let (id, asked) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), asks(), Config::default(), Arc::new(clock.clone())).await;
         let client = server.client();
         let id = client.start("asks", json!({})).await;
         let asked = until_open(&client, &id, &["name"]).await["inputRequests"].clone();
         (id, asked)
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, asks(), Config::default(), &clock).await;
         let client = server.client();
         let task = client.get(&id).await;

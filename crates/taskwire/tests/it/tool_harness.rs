@@ -1,4 +1,4 @@
-//! A stage for tests of partial results: a tool that its test plays itself, and streams and answers told in short.
+//! For tests of output: a tool whose runs the test drives, and short forms of streams and responses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -73,15 +73,15 @@ impl ToolHarness {
     }
 }
 
-/// Where the runs of a tool come that its test plays.
+/// The runs of a tool that its test drives.
 pub(crate) type Runs = mpsc::Receiver<ToolRun>;
 
-/// A tool that its test plays.
+/// A tool that its test drives.
 pub(crate) fn played(name: &str) -> (Tool, Runs) {
     played_as(name, "For a test")
 }
 
-/// A tool that its test plays, with this description.
+/// A tool that its test drives, with this description.
 pub(crate) fn played_as(name: &str, description: &str) -> (Tool, Runs) {
     let (sender, runs) = mpsc::channel(16);
     let tool = Tool::raw(name, description, json!({"type": "object"}), move |ctx: Ctx| {
@@ -95,12 +95,12 @@ pub(crate) fn played_as(name: &str, description: &str) -> (Tool, Runs) {
     (tool, runs)
 }
 
-/// The next run of a tool that its test plays.
+/// The next run of a tool that its test drives.
 pub(crate) async fn run_of(runs: &mut Runs) -> ToolRun {
     with_timeout("the tool", runs.recv()).await.expect("it runs")
 }
 
-/// One run of a tool that its test plays.
+/// One run of a tool that its test drives.
 pub(crate) struct ToolRun {
     pub(crate) ctx: Ctx,
     end: Option<oneshot::Sender<Result<CallResult, ToolError>>>,
@@ -204,21 +204,21 @@ pub(crate) fn brief(message: &Value) -> String {
 
 /// The next messages of a stream, in short.
 pub(crate) async fn next_briefs(events: &mut Events, count: usize) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut briefs = Vec::new();
     for _ in 0..count {
-        let message = next(events).await.unwrap_or_else(|| panic!("the stream ended after {told:?}"));
-        told.push(brief(&message));
+        let message = next(events).await.unwrap_or_else(|| panic!("the stream ended after {briefs:?}"));
+        briefs.push(brief(&message));
     }
-    told
+    briefs
 }
 
-/// All that a stream still tells, in short, up to its end.
+/// All that still comes on a stream up to its end, in short.
 pub(crate) async fn rest(events: &mut Events) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut briefs = Vec::new();
     while let Some(message) = next(events).await {
-        told.push(brief(&message));
+        briefs.push(brief(&message));
     }
-    told
+    briefs
 }
 
 /// The parameters of a read.
@@ -292,12 +292,12 @@ pub(crate) async fn page_of(waits: JoinHandle<Response>) -> Value {
 /// A task that has written ten chunks of which only the last are kept.
 pub(crate) async fn shortened() -> (ToolHarness, String, ToolRun) {
     let limits = Limits { task_output_bytes: 250, ..Limits::DEFAULT };
-    let mut stage = ToolHarness::of(with_limits(limits), |tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest)).await;
-    let (id, act) = stage.task().await;
+    let mut harness = ToolHarness::of(with_limits(limits), |tool| tool.task(TaskMode::Always).overflow(Overflow::DropOldest)).await;
+    let (id, run) = harness.task().await;
     for n in 0..10 {
-        act.writes(&sixty(n)).await;
+        run.writes(&sixty(n)).await;
     }
-    (stage, id, act)
+    (harness, id, run)
 }
 
 /// Sixty characters that differ from number to number.

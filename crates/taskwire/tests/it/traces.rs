@@ -251,7 +251,7 @@ async fn listen_by_lines(server: &Server, message: &Value, recorder: &mut Record
 
 pub(crate) const TOKENS: [&str; 6] = ["The keeper", " lit the lamp", " again", " and finished", " the", " word."];
 
-/// A storyteller in the hands of its test: one token at a time, and the end when told to.
+/// A tool that its test controls: it writes one token at a time, and ends when the test lets it.
 struct Story {
     go: Signal,
     written: Signal,
@@ -276,7 +276,7 @@ impl Story {
         tool.streams()
     }
 
-    /// Waits for the token that was told to be written.
+    /// Waits for the token that the test let the tool write.
     async fn written(&self) {
         with_timeout("the token", self.written.wait()).await;
     }

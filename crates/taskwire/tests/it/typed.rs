@@ -62,8 +62,8 @@ async fn the_arguments_of_a_prompt_are_a_type() {
         assert!(arguments.contains(&json!({"name": "lines", "required": false})), "{prompt}");
     }
     let asks = |arguments: Value| json!({"name": "review", "arguments": arguments});
-    let given = asks(json!({"file": "a.rs", "lines": "7"}));
-    for prompt in [modern.ok("prompts/get", given.clone()).await, legacy.ok("prompts/get", given).await] {
+    let params = asks(json!({"file": "a.rs", "lines": "7"}));
+    for prompt in [modern.ok("prompts/get", params.clone()).await, legacy.ok("prompts/get", params).await] {
         assert_eq!(prompt["messages"][0], json!({"role": "user", "content": {"type": "text", "text": "Review 7 lines of a.rs."}}));
         assert_eq!(prompt["messages"][1]["role"], "assistant");
     }
@@ -99,10 +99,10 @@ async fn resources_and_the_variables_of_templates_are_types() {
 
 #[tokio::test]
 async fn a_yes_and_a_choice_are_asked_in_one_line_each() {
-    let mut stage = ToolHarness::new().await;
-    let (id, act) = stage.task().await;
+    let mut harness = ToolHarness::new().await;
+    let (id, run) = harness.task().await;
     let asking = tokio::spawn({
-        let ctx = act.ctx.clone();
+        let ctx = run.ctx.clone();
         async move {
             if !ctx.ask("sure", Question::confirm("Delete 3 files?")).await?.confirmed() {
                 return Err(ToolError::new("nobody agreed"));
@@ -111,13 +111,13 @@ async fn a_yes_and_a_choice_are_asked_in_one_line_each() {
         }
     });
     let answer = |key: &str, content: Value| json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}});
-    with_timeout("the question", stage.client.until(&id, "input_required")).await;
-    assert_eq!(stage.client.error("tasks/update", answer("sure", json!({"confirm": "yes"}))).await["code"], -32602);
-    stage.client.ok("tasks/update", answer("sure", json!({"confirm": true}))).await;
-    until_open(&stage.client, &id, &["region"]).await;
-    let refused = stage.client.error("tasks/update", answer("region", json!({"answer": "moon"}))).await;
+    with_timeout("the question", harness.client.until(&id, "input_required")).await;
+    assert_eq!(harness.client.error("tasks/update", answer("sure", json!({"confirm": "yes"}))).await["code"], -32602);
+    harness.client.ok("tasks/update", answer("sure", json!({"confirm": true}))).await;
+    until_open(&harness.client, &id, &["region"]).await;
+    let refused = harness.client.error("tasks/update", answer("region", json!({"answer": "moon"}))).await;
     assert!(refused["message"].as_str().is_some_and(|why| why.contains("moon") && why.contains("eu")), "{refused}");
-    stage.client.ok("tasks/update", answer("region", json!({"answer": "eu"}))).await;
+    harness.client.ok("tasks/update", answer("region", json!({"answer": "eu"}))).await;
     assert_eq!(with_timeout("the answer", asking).await.expect("no panic").expect("a choice"), "eu");
 }
 

@@ -70,7 +70,7 @@ fn get(client: &Client, params: Value) -> JoinHandle<Response> {
     send(client, "tasks/get", params)
 }
 
-/// The first that is answered, and its place among them; then the others.
+/// The first that is answered, and its index among them; then the others.
 async fn first(pending: Vec<JoinHandle<Response>>) -> (Response, usize, Vec<JoinHandle<Response>>) {
     let (response, at, rest) = with_timeout("an answer", select_all(pending)).await;
     (response.expect("no panic"), at, rest)

@@ -1,4 +1,4 @@
-//! The wire from outside: what each request is answered with, under which status, and what is checked before what.
+//! The wire from outside: the response to each request, its status, and the order of checks.
 
 use std::{
     sync::{
@@ -688,8 +688,8 @@ async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
         let messages = server.plain_client().messages("tools/call", params).await;
         let (response, notes) = messages.split_last().expect("a response");
         assert_eq!(response["result"]["content"][0]["text"], "counted");
-        let told: Vec<Option<f64>> = notes.iter().map(|note| note["params"]["progress"].as_f64()).collect();
-        assert_eq!(told, [Some(1.0), Some(2.0), Some(3.0)]);
+        let progress: Vec<Option<f64>> = notes.iter().map(|note| note["params"]["progress"].as_f64()).collect();
+        assert_eq!(progress, [Some(1.0), Some(2.0), Some(3.0)]);
         for note in notes {
             assert_eq!(note["method"], "notifications/progress");
             assert_eq!((&note["params"]["progressToken"], &note["params"]["message"]), (&token, &json!("counting")));
@@ -709,8 +709,8 @@ async fn progress_that_does_not_grow_is_not_told() {
     tools.tool(tool).expect("a tool");
     let server = TestServer::start(tools).await;
     let messages = server.plain_client().messages("tools/call", json!({"name": "stumble", "_meta": {"progressToken": 1}})).await;
-    let told: Vec<Option<f64>> = messages.iter().map(|message| message["params"]["progress"].as_f64()).collect();
-    assert_eq!(told, [Some(1.0), Some(3.0), Some(5.0), None]);
+    let progress: Vec<Option<f64>> = messages.iter().map(|message| message["params"]["progress"].as_f64()).collect();
+    assert_eq!(progress, [Some(1.0), Some(3.0), Some(5.0), None]);
 }
 
 #[tokio::test]

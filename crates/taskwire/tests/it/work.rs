@@ -18,7 +18,7 @@ use tokio::{
 use crate::{
     kit::{HOUR, MS, SECOND, TempDir, TestServer, manual_clock, with_timeout},
     schema,
-    tasks::{Gate, Signal, accept, life, name_form, quick, registry, reopened, tool, with_limits, written},
+    tasks::{Gate, Signal, accept, name_form, quick, registry, reopened, tool, until_crash, with_limits, written},
 };
 
 /// Says when it is dropped.
@@ -196,7 +196,7 @@ async fn a_question_that_nobody_answers_fails_the_task() {
 // Going on after a crash.
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Place {
+struct FileOffset {
     file: String,
     offset: u64,
 }
@@ -206,24 +206,24 @@ fn a_checkpoint_comes_back_as_it_was_saved() {
     let (dir, clock, saved) = (Arc::new(TempDir::new()), manual_clock(), Signal::new());
     let copies = || {
         let copies = tool("copies", &saved, |saved, ctx| async move {
-            let Some(place) = ctx.saved::<Place>()? else {
+            let Some(copied) = ctx.saved::<FileOffset>()? else {
                 ctx.checkpoint(&json!("an older one")).await?;
-                ctx.checkpoint(&Place { file: "ä \"b\"".to_owned(), offset: u64::MAX }).await?;
+                ctx.checkpoint(&FileOffset { file: "ä \"b\"".to_owned(), offset: u64::MAX }).await?;
                 saved.send();
                 std::future::pending::<()>().await;
                 return Ok("not reached".to_owned());
             };
-            Ok(format!("{} {} {}", ctx.attempt(), place.file, place.offset))
+            Ok(format!("{} {} {}", ctx.attempt(), copied.file, copied.offset))
         });
         registry([copies.task(TaskMode::Always).retry_on_interrupt()])
     };
-    let id = life(async {
+    let id = until_crash(async {
         let server = TestServer::start_in(dir.clone(), copies(), Config::default(), Arc::new(clock.clone())).await;
         let id = server.client().start("copies", json!({})).await;
         with_timeout("the checkpoint", saved.wait()).await;
         id
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, copies(), Config::default(), &clock).await;
         let task = with_timeout("the end", server.client().until(&id, "completed")).await;
         assert_eq!(task["result"]["content"][0]["text"], format!("2 ä \"b\" {}", u64::MAX));
@@ -235,17 +235,17 @@ fn work_is_started_so_often_and_no_more() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").task(TaskMode::Always).retry_on_interrupt()]);
     let config = || Config { attempts_max: 2, ..Config::default() };
-    let id = life(async {
+    let id = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), config(), Arc::new(clock.clone())).await;
         let id = server.client().start("slow", json!({})).await;
         with_timeout("the first start", gate.started.wait()).await;
         id
     });
-    life(async {
+    until_crash(async {
         let _server = reopened(&dir, tools(), config(), &clock).await;
         with_timeout("the second start", gate.started.wait()).await;
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), config(), &clock).await;
         let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         let message = task["error"]["message"].as_str().expect("a text");
@@ -257,12 +257,12 @@ fn work_is_started_so_often_and_no_more() {
 #[test]
 fn a_tool_that_is_no_longer_there_fails_its_task() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
-    let id = life(async {
+    let id = until_crash(async {
         let tools = registry([gate.tool("slow").task(TaskMode::Always).retry_on_interrupt()]);
         let server = TestServer::start_in(dir.clone(), tools, Config::default(), Arc::new(clock.clone())).await;
         server.client().start("slow", json!({})).await
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, registry([]), Config::default(), &clock).await;
         let task = with_timeout("the failure", server.client().until(&id, "failed")).await;
         assert_eq!(task["error"]["message"], "the tool `slow` is no longer there");

@@ -1,4 +1,4 @@
-//! When a command is ended, nothing of it is left: however it forks, hides, and turns a deaf ear.
+//! When a command is ended, no process of it is left: however it forks, hides and ignores signals.
 
 use std::fs;
 
@@ -114,17 +114,17 @@ modes[sys.argv[1]]()
 fn nasty(keys: &str) -> ServerDir {
     let command =
         "command = [\"python3\", \"@DIR@/nasty.py\", \"{mode}\"]\ninput = { mode = { type = \"string\" } }\nkill_after = \"500ms\"";
-    let place = ServerDir::new(&tool("nasty", &format!("{command}\n{keys}")));
-    place.write("nasty.py", NASTY);
-    place
+    let server_dir = ServerDir::new(&tool("nasty", &format!("{command}\n{keys}")));
+    server_dir.write("nasty.py", NASTY);
+    server_dir
 }
 
 /// A task all of whose processes have come to rest.
 #[track_caller]
-fn at_rest(place: &ServerDir, node: &CommandServer, mode: &str, pids: usize) -> String {
-    let id = node.begin("nasty", json!({"mode": mode}));
-    place.lines("pids", pids);
-    assert!(!place.processes_of(&id).is_empty(), "they are told which task they work for");
+fn at_rest(server_dir: &ServerDir, server: &CommandServer, mode: &str, pids: usize) -> String {
+    let id = server.begin("nasty", json!({"mode": mode}));
+    server_dir.lines("pids", pids);
+    assert!(!server_dir.processes_of(&id).is_empty(), "they are told which task they work for");
     id
 }
 
@@ -137,12 +137,12 @@ fn leaves_nothing(mode: &str, pids: usize) {
 /// The same for a tool with these keys.
 #[track_caller]
 fn leaves_nothing_with(keys: &str, mode: &str, pids: usize) {
-    let place = nasty(&format!("task = \"always\"\n{keys}"));
-    let node = place.start();
-    let id = at_rest(&place, &node, mode, pids);
-    node.cancel(&id);
-    assert_eq!(node.ended(&id)["status"], "cancelled");
-    place.is_quiet();
+    let server_dir = nasty(&format!("task = \"always\"\n{keys}"));
+    let server = server_dir.start();
+    let id = at_rest(&server_dir, &server, mode, pids);
+    server.cancel(&id);
+    assert_eq!(server.ended(&id)["status"], "cancelled");
+    server_dir.is_quiet();
 }
 
 #[test]
@@ -188,13 +188,13 @@ fn a_cancelled_command_on_a_terminal_leaves_nothing() {
 
 #[test]
 fn a_cancelled_command_whose_supervisor_was_halted_leaves_nothing() {
-    let place = nasty("task = \"always\"");
-    let node = place.start();
-    let id = at_rest(&place, &node, "stubborn", 8);
-    signal(place.supervisor(), "STOP");
-    node.cancel(&id);
-    assert_eq!(node.ended(&id)["status"], "cancelled");
-    place.is_quiet();
+    let server_dir = nasty("task = \"always\"");
+    let server = server_dir.start();
+    let id = at_rest(&server_dir, &server, "stubborn", 8);
+    signal(server_dir.supervisor(), "STOP");
+    server.cancel(&id);
+    assert_eq!(server.ended(&id)["status"], "cancelled");
+    server_dir.is_quiet();
 }
 
 #[test]
@@ -204,71 +204,71 @@ fn a_cancelled_command_that_halts_its_supervisor_again_and_again_leaves_nothing(
 
 #[test]
 fn a_command_whose_supervisor_was_halted_before_the_server_was_killed_is_ended_by_the_next() {
-    let place = nasty("task = \"always\"");
-    let node = place.start();
-    let id = at_rest(&place, &node, "forks", 6);
-    signal(place.supervisor(), "STOP");
-    node.cancel(&id);
-    node.kill();
-    let node = place.start();
-    assert_eq!(node.ended(&id)["status"], "cancelled");
-    place.is_quiet();
+    let server_dir = nasty("task = \"always\"");
+    let server = server_dir.start();
+    let id = at_rest(&server_dir, &server, "forks", 6);
+    signal(server_dir.supervisor(), "STOP");
+    server.cancel(&id);
+    server.kill();
+    let server = server_dir.start();
+    assert_eq!(server.ended(&id)["status"], "cancelled");
+    server_dir.is_quiet();
 }
 
 #[test]
 fn a_timeout_leaves_nothing_either() {
-    let place = nasty("task = \"always\"\ntimeout = \"3s\"");
-    let node = place.start();
-    let id = at_rest(&place, &node, "stubborn", 8);
-    assert_eq!(node.ended(&id)["status"], "failed");
-    place.is_quiet();
+    let server_dir = nasty("task = \"always\"\ntimeout = \"3s\"");
+    let server = server_dir.start();
+    let id = at_rest(&server_dir, &server, "stubborn", 8);
+    assert_eq!(server.ended(&id)["status"], "failed");
+    server_dir.is_quiet();
 }
 
 #[test]
 fn a_cancel_that_the_server_did_not_outlive_is_carried_out_by_the_next() {
-    let place = nasty("task = \"always\"");
-    let node = place.start();
-    let id = at_rest(&place, &node, "stubborn", 8);
-    node.cancel(&id);
-    node.kill();
-    let node = place.start();
-    assert_eq!(node.ended(&id)["status"], "cancelled");
-    place.is_quiet();
+    let server_dir = nasty("task = \"always\"");
+    let server = server_dir.start();
+    let id = at_rest(&server_dir, &server, "stubborn", 8);
+    server.cancel(&id);
+    server.kill();
+    let server = server_dir.start();
+    assert_eq!(server.ended(&id)["status"], "cancelled");
+    server_dir.is_quiet();
 }
 
 #[test]
 fn a_call_that_is_no_task_ends_with_its_connection_where_nothing_lingers() {
-    let place = nasty("task = \"never\"\nlinger = \"0s\"");
-    let node = place.start();
+    let server_dir = nasty("task = \"never\"\nlinger = \"0s\"");
+    let server = server_dir.start();
     let body = message("tools/call", json!({"name": "nasty", "arguments": {"mode": "stubborn"}})).to_string();
-    let call = node.open("tools/call", Some("nasty"), &body).expect("the server is there");
-    place.lines("pids", 8);
-    assert!(!place.processes().is_empty(), "it runs while somebody waits for it");
+    let call = server.open("tools/call", Some("nasty"), &body).expect("the server is there");
+    server_dir.lines("pids", 8);
+    assert!(!server_dir.processes().is_empty(), "it runs while somebody waits for it");
     drop(call);
-    place.is_quiet();
+    server_dir.is_quiet();
 }
 
 #[test]
 fn children_that_a_command_leaves_behind_are_ended_with_it() {
-    let place = nasty("task = \"always\"");
-    let node = place.start();
-    let id = node.begin("nasty", json!({"mode": "over"}));
-    let result = node.result(&id);
+    let server_dir = nasty("task = \"always\"");
+    let server = server_dir.start();
+    let id = server.begin("nasty", json!({"mode": "over"}));
+    let result = server.result(&id);
     assert_eq!((result_text(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
-    place.is_quiet();
+    server_dir.is_quiet();
 }
 
 #[test]
 fn children_that_a_command_leaves_behind_may_stay() {
-    let place = nasty("task = \"always\"\nleftovers = \"keep\"");
-    let node = place.start();
-    let id = node.begin("nasty", json!({"mode": "over"}));
-    let result = node.result(&id);
+    let server_dir = nasty("task = \"always\"\nleftovers = \"keep\"");
+    let server = server_dir.start();
+    let id = server.begin("nasty", json!({"mode": "over"}));
+    let result = server.result(&id);
     assert_eq!((result_text(&result).as_str(), result["isError"] == true), ("done\n", false), "{result}");
-    until("the end of the supervisor", || (!place.processes().iter().any(FoundProcess::is_supervisor)).then_some(()));
+    until("the end of the supervisor", || (!server_dir.processes().iter().any(FoundProcess::is_supervisor)).then_some(()));
     // What the command left on the disk is cleared away, and they are not.
-    until("an empty spool", || fs::read_dir(place.path("data/spool")).is_ok_and(|mut runs| runs.next().is_none()).then_some(()));
-    let pids: Vec<u32> = place.lines("pids", 2).iter().map(|pid| pid.parse().expect("a number")).collect();
-    let left: Vec<u32> = place.processes_of(&id).iter().map(|found| found.pid).collect();
+    until("an empty spool", || fs::read_dir(server_dir.path("data/spool")).is_ok_and(|mut runs| runs.next().is_none()).then_some(()));
+    let pids: Vec<u32> = server_dir.lines("pids", 2).iter().map(|pid| pid.parse().expect("a number")).collect();
+    let left: Vec<u32> = server_dir.processes_of(&id).iter().map(|found| found.pid).collect();
     assert!(pids.iter().all(|pid| left.contains(pid)), "{pids:?} of {left:?}");
 }

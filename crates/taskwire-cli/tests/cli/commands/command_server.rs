@@ -1,4 +1,4 @@
-//! A server that runs commands, and raw requests to it: what exactly is on the wire is the test's business.
+//! A server that runs commands, and raw requests to it: the test decides what is on the wire.
 
 use std::{
     io::{self, Read, Write},
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::kit::{Process, TIMEOUT};
 
-/// How long one request waits for news, and how many such waits in a row may bring none.
+/// How long one request waits for a change, and how many such waits in a row may bring none.
 const WAIT_MS: u64 = 5000;
 const SILENT_WAITS_MAX: usize = 24;
 const META: &str = "io.modelcontextprotocol/clientCapabilities";
@@ -31,7 +31,7 @@ fn capabilities() -> Value {
     json!({"elicitation": {"form": {}}, "extensions": {"io.modelcontextprotocol/tasks": {}}})
 }
 
-/// The same of one that wants to see output, and to be told of each change.
+/// The same of one that wants to see output, and each change.
 fn with_partials() -> Value {
     let mut wants = capabilities();
     wants["extensions"]["dev.taskwire/partials"] = json!({});

@@ -1,4 +1,4 @@
-//! The server as process 1 of a container in which no init is: who waits for orphans, who hears signals, what its exit code is.
+//! The server as process 1 of a container without an init: who waits for orphans, who gets signals, what its exit code is.
 
 use std::{
     fs::{self, File},
@@ -46,15 +46,15 @@ fn container() -> Option<Command> {
     way.map(unshare)
 }
 
-/// Starts the server of a place as process 1.
-fn serve(place: &ServerDir) -> Option<CommandServer> {
+/// Starts a server in this directory as process 1.
+fn serve(server_dir: &ServerDir) -> Option<CommandServer> {
     let (mut command, port) = (container()?, free_port());
-    command.args([TASKWIRE, "serve", &place.path("taskwire.toml"), "--data", &place.path("data")]);
+    command.args([TASKWIRE, "serve", &server_dir.path("taskwire.toml"), "--data", &server_dir.path("data")]);
     command.args(["--listen", &format!("127.0.0.1:{port}")]);
-    command.stdin(Stdio::null()).stderr(File::create(place.path("server.log")).expect("a file"));
-    let node = CommandServer::spawn(&mut command, port);
-    node.ready();
-    Some(node)
+    command.stdin(Stdio::null()).stderr(File::create(server_dir.path("server.log")).expect("a file"));
+    let server = CommandServer::spawn(&mut command, port);
+    server.ready();
+    Some(server)
 }
 
 /// A process, also one that has ended and that nobody has waited for.
@@ -97,14 +97,14 @@ fn below(root: u32) -> Vec<Seen> {
 
 /// Process 1 of a server that runs.
 #[track_caller]
-fn first(node: &CommandServer) -> u32 {
-    let all = below(node.pid());
-    all.iter().find(|one| one.parent == node.pid()).unwrap_or_else(|| panic!("nobody is first: {all:?}")).pid
+fn first(server: &CommandServer) -> u32 {
+    let all = below(server.pid());
+    all.iter().find(|one| one.parent == server.pid()).unwrap_or_else(|| panic!("nobody is first: {all:?}")).pid
 }
 
 /// The only process besides the first, when that is so.
 #[track_caller]
-fn server(first: u32) -> u32 {
+fn server_pid(first: u32) -> u32 {
     until("process 1 and the server, and no zombies", || match below(first).as_slice() {
         [one] if one.parent == first && !one.is_zombie() => Some(one.pid),
         _ => None,
@@ -113,18 +113,18 @@ fn server(first: u32) -> u32 {
 
 /// Waits until all of it has ended, and gives its exit code.
 #[track_caller]
-fn end(node: CommandServer) -> Option<i32> {
-    until("its end", || look(node.pid()).filter(Seen::is_zombie));
+fn end(server: CommandServer) -> Option<i32> {
+    until("its end", || look(server.pid()).filter(Seen::is_zombie));
     // There is nobody left who could be asked: this only fetches the code.
-    node.stop().code()
+    server.stop().code()
 }
 
 /// Has commands leave processes behind, and waits until these are nobody's but process 1's.
 #[track_caller]
-fn leave_orphans(node: &CommandServer, first: u32) -> Vec<Seen> {
+fn leave_orphans(server: &CommandServer, first: u32) -> Vec<Seen> {
     for _ in 0..ORPHANS {
-        let id = node.begin("leaves", json!({}));
-        assert_eq!(result_text(&node.result(&id)), "left\n");
+        let id = server.begin("leaves", json!({}));
+        assert_eq!(result_text(&server.result(&id)), "left\n");
     }
     until("orphans", || {
         let mut all = below(first);
@@ -136,51 +136,52 @@ fn leave_orphans(node: &CommandServer, first: u32) -> Vec<Seen> {
 #[test]
 fn orphans_leave_no_zombies_and_a_signal_ends_all_in_good_order() {
     let leaves = "command = [\"sh\", \"-c\", \"sleep 600 > /dev/null 2>&1 & echo left\"]\nleftovers = \"keep\"\ntask = \"always\"";
-    let place = ServerDir::new(&format!("{}{}", tool("quick", "command = [\"echo\", \"hi\"]\ntask = \"always\""), tool("leaves", leaves)));
-    let Some(node) = serve(&place) else { return };
-    let first = first(&node);
+    let server_dir =
+        ServerDir::new(&format!("{}{}", tool("quick", "command = [\"echo\", \"hi\"]\ntask = \"always\""), tool("leaves", leaves)));
+    let Some(server) = serve(&server_dir) else { return };
+    let first = first(&server);
     for _ in 0..ORPHANS {
-        let id = node.begin("quick", json!({}));
-        assert_eq!(result_text(&node.result(&id)), "hi\n");
+        let id = server.begin("quick", json!({}));
+        assert_eq!(result_text(&server.result(&id)), "hi\n");
     }
-    for orphan in leave_orphans(&node, first) {
+    for orphan in leave_orphans(&server, first) {
         signal(orphan.pid, "KILL");
     }
-    server(first);
-    leave_orphans(&node, first);
-    let before = below(node.pid());
+    server_pid(first);
+    leave_orphans(&server, first);
+    let before = below(server.pid());
     assert!(before.len() >= ORPHANS + 2, "{before:?}");
     signal(first, "TERM");
-    assert_eq!(end(node), Some(0));
+    assert_eq!(end(server), Some(0));
     let left: Vec<Seen> = before.iter().filter_map(|one| look(one.pid)).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 fn the_exit_code_is_that_of_the_server() {
-    let place = ServerDir::new("demo = true\n");
+    let server_dir = ServerDir::new("demo = true\n");
     let Some(mut command) = container() else { return };
     // As soon as it has begun.
-    let ended = command.args([TASKWIRE, "serve", &place.path("missing.toml")]).output().expect("it can be run");
+    let ended = command.args([TASKWIRE, "serve", &server_dir.path("missing.toml")]).output().expect("it can be run");
     let errors = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(2), "{errors}");
     assert!(errors.starts_with("taskwire: ") && errors.contains("missing.toml"), "{errors}");
-    let Some(node) = serve(&place) else { return };
-    signal(server(first(&node)), "KILL");
-    assert_eq!(end(node), Some(128 + 9));
+    let Some(server) = serve(&server_dir) else { return };
+    signal(server_pid(first(&server)), "KILL");
+    assert_eq!(end(server), Some(128 + 9));
 }
 
 #[test]
 fn the_server_hears_a_key_of_the_terminal_once() {
-    // A terminal that is another session's is given to root only.
+    // Only root can take over the terminal of another session.
     if !works(WAYS[0]) {
         eprintln!("skipped: this user cannot make a namespace of processes with a terminal");
         return;
     }
-    let (place, user, port) = (ServerDir::new("demo = true\ndrain = \"500ms\"\n"), User::new(), free_port());
+    let (server_dir, user, port) = (ServerDir::new("demo = true\ndrain = \"500ms\"\n"), User::new(), free_port());
     let mut command = unshare(WAYS[0]);
     // Process 1 of a container leads a session.
-    command.args(["setsid", "--ctty", TASKWIRE, "serve", &place.path("taskwire.toml"), "--data", &place.path("data")]);
+    command.args(["setsid", "--ctty", TASKWIRE, "serve", &server_dir.path("taskwire.toml"), "--data", &server_dir.path("data")]);
     command.args(["--listen", &format!("127.0.0.1:{port}")]);
     let mut window = Window::run(command, WIDE);
     window.shows(&format!("call http://127.0.0.1:{port}/mcp"));

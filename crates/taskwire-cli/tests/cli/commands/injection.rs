@@ -18,7 +18,7 @@ const CALLERS: usize = 4;
 /// What stands for the value in a request until it is put there, letter for letter.
 const HERE: &str = "\"@VALUE@\"";
 
-/// Says what it was given, in digits, so that nothing on the way back can hide anything.
+/// Prints its arguments, environment and input as hexadecimal digits, so that nothing on the way back can hide anything.
 const SHOW: &str = r#"
 import json, os, sys
 stdin = sys.stdin.buffer.read() if os.environ.get("READ") else b""
@@ -30,7 +30,7 @@ print(json.dumps({
 }))
 "#;
 
-fn place() -> ServerDir {
+fn server_dir() -> ServerDir {
     let input = "input = { value = { type = \"string\" } }\ntask = \"never\"\ninline_bytes = 4194304\nconcurrency = 8";
     // An argument of its own, and nothing else.
     let plain = format!("command = [\"python3\", \"-ISs\", \"show.py\", \"first\", \"{{value}}\", \"last\"]\n{input}");
@@ -41,9 +41,9 @@ fn place() -> ServerDir {
     );
     // A script of a shell, which gets the value as a parameter.
     let shell = format!("command = [\"sh\", \"-c\", \"exec python3 -ISs show.py first \\\"$1\\\" last\", \"sh\", \"{{value}}\"]\n{input}");
-    let place = ServerDir::new(&[tool("plain", &plain), tool("other", &other), tool("shell", &shell)].concat());
-    place.write("show.py", SHOW);
-    place
+    let server_dir = ServerDir::new(&[tool("plain", &plain), tool("other", &other), tool("shell", &shell)].concat());
+    server_dir.write("show.py", SHOW);
+    server_dir
 }
 
 /// Values that have done harm somewhere.
@@ -92,10 +92,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What the command was given, or why it was not run.
-fn give(node: &CommandServer, tool: &str, json_text: &str) -> Result<Value, String> {
+/// What the command printed of its arguments, or why it was not run.
+fn run_with(server: &CommandServer, tool: &str, json_text: &str) -> Result<Value, String> {
     let body = message("tools/call", json!({"name": tool, "arguments": {"value": "@VALUE@"}})).to_string();
-    let answer = node.send_text("tools/call", Some(tool), &body.replace(HERE, json_text));
+    let answer = server.send_text("tools/call", Some(tool), &body.replace(HERE, json_text));
     match refusal(&answer) {
         Some(why) => Err(why),
         None => Ok(serde_json::from_str(&result_text(&answer["result"])).unwrap_or_else(|error| panic!("{error}: {answer}"))),
@@ -104,8 +104,8 @@ fn give(node: &CommandServer, tool: &str, json_text: &str) -> Result<Value, Stri
 
 /// Gives each value, or one of so many, to a tool, by several callers.
 fn for_each_value(tool: &str, one_of: usize, check: impl Fn(&str, Result<Value, String>) + Sync) {
-    let place = place();
-    let (node, queue) = (place.start(), Mutex::new(values().into_iter().step_by(one_of).enumerate()));
+    let server_dir = server_dir();
+    let (server, queue) = (server_dir.start(), Mutex::new(values().into_iter().step_by(one_of).enumerate()));
     let next = || queue.lock().expect("nobody panics while they hold it").next();
     thread::scope(|scope| {
         for _ in 0..CALLERS {
@@ -113,17 +113,17 @@ fn for_each_value(tool: &str, one_of: usize, check: impl Fn(&str, Result<Value, 
                 while let Some((n, value)) = next() {
                     // Half of them in another spelling, which means the same.
                     let spelled = if n % 2 == 0 || value.len() > ARG_BYTES_MAX { json!(value).to_string() } else { escaped(&value) };
-                    check(&value, give(&node, tool, &spelled));
+                    check(&value, run_with(&server, tool, &spelled));
                 }
             });
         }
     });
     // Nothing was written beside the way: no shell saw any of it.
     let ours = ["taskwire.toml", "server.log", "show.py", "data"];
-    let entries = std::fs::read_dir(place.path("")).expect("a directory").flatten().map(|entry| entry.file_name());
+    let entries = std::fs::read_dir(server_dir.path("")).expect("a directory").flatten().map(|entry| entry.file_name());
     let others: Vec<_> = entries.filter(|name| !ours.iter().any(|own| name == own)).collect();
     assert!(others.is_empty(), "somebody wrote {others:?}");
-    place.is_quiet();
+    server_dir.is_quiet();
 }
 
 /// Enough of a value to know it by.
@@ -133,8 +133,8 @@ fn short(value: &str) -> String {
 
 /// It was refused, in words that are short enough to read, safe to show, and name the field.
 #[track_caller]
-fn is_refused(value: &str, given: &Result<Value, String>) {
-    let Err(why) = given else { panic!("it should have been refused: {}", short(value)) };
+fn is_refused(value: &str, observed: &Result<Value, String>) {
+    let Err(why) = observed else { panic!("it should have been refused: {}", short(value)) };
     assert!(why.contains("`value`") || why.contains("/value"), "the field is not named for {}: {why}", short(value));
     assert!(why.len() < 2000, "nobody reads {} bytes", why.len());
     assert!(!why.contains(|c: char| c.is_control() && c != '\n'), "a terminal would obey: {why:?}");
@@ -142,47 +142,47 @@ fn is_refused(value: &str, given: &Result<Value, String>) {
 
 #[test]
 fn hostile_values_arrive_as_one_argument_or_are_refused() {
-    for_each_value("plain", 1, |value, given| {
+    for_each_value("plain", 1, |value, observed| {
         if value.contains('\0') || value.starts_with('-') || value.len() > ARG_BYTES_MAX {
-            return is_refused(value, &given);
+            return is_refused(value, &observed);
         }
-        let given = given.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
+        let observed = observed.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
         let expected = json!([hex(b"first"), hex(value.as_bytes()), hex(b"last")]);
-        assert!(given["argv"] == expected, "it came as something else: {}", short(value));
+        assert!(observed["argv"] == expected, "it came as something else: {}", short(value));
     });
 }
 
 #[test]
 fn hostile_values_stay_what_they_are_within_an_argument_the_environment_and_the_input() {
-    for_each_value("other", 2, |value, given| {
+    for_each_value("other", 2, |value, observed| {
         // Twice in one argument, with something around it.
         if value.contains('\0') || 2 * value.len() + 3 > ARG_BYTES_MAX {
-            return is_refused(value, &given);
+            return is_refused(value, &observed);
         }
-        let given = given.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
+        let observed = observed.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
         let words = [format!("--value={value}"), format!("<{value}|{value}>"), "last".to_owned()];
         let expected =
             json!({"argv": words.map(|word| hex(word.as_bytes())), "env": hex(value.as_bytes()), "stdin": hex(value.as_bytes())});
-        assert!(given == expected, "it came as something else: {}", short(value));
+        assert!(observed == expected, "it came as something else: {}", short(value));
     });
 }
 
 #[test]
 fn hostile_values_are_no_code_for_a_shell_that_gets_them_as_parameters() {
-    for_each_value("shell", 4, |value, given| {
+    for_each_value("shell", 4, |value, observed| {
         if value.contains('\0') || value.starts_with('-') || value.len() > ARG_BYTES_MAX {
-            return is_refused(value, &given);
+            return is_refused(value, &observed);
         }
-        let given = given.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
+        let observed = observed.unwrap_or_else(|why| panic!("refused: {}: {why}", short(value)));
         let expected = json!([hex(b"first"), hex(value.as_bytes()), hex(b"last")]);
-        assert!(given["argv"] == expected, "it came as something else: {}", short(value));
+        assert!(observed["argv"] == expected, "it came as something else: {}", short(value));
     });
 }
 
 #[test]
 fn what_is_no_text_is_refused_and_the_server_lives_on() {
-    let place = place();
-    let node = place.start();
+    let server_dir = server_dir();
+    let server = server_dir.start();
     for text in [
         "\"\\ud800\"",
         "\"\\udc00\\ud800\"",
@@ -197,13 +197,13 @@ fn what_is_no_text_is_refused_and_the_server_lives_on() {
         "{}",
         "{\"value\": \"a\"}",
     ] {
-        assert!(give(&node, "plain", text).is_err(), "{text}");
+        assert!(run_with(&server, "plain", text).is_err(), "{text}");
     }
-    let given = give(&node, "plain", "\"\\ud83d\\ude00\"").expect("a pair is a character");
-    assert_eq!(given["argv"][1], hex("😀".as_bytes()));
-    let extra = node.send("tools/call", json!({"name": "plain", "arguments": {"value": "a", "other": "b"}}));
+    let observed = run_with(&server, "plain", "\"\\ud83d\\ude00\"").expect("a pair is a character");
+    assert_eq!(observed["argv"][1], hex("😀".as_bytes()));
+    let extra = server.send("tools/call", json!({"name": "plain", "arguments": {"value": "a", "other": "b"}}));
     assert!(refusal(&extra).is_some_and(|why| why.contains("other")), "{extra}");
-    let none = node.send("tools/call", json!({"name": "plain", "arguments": {}}));
+    let none = server.send("tools/call", json!({"name": "plain", "arguments": {}}));
     assert!(refusal(&none).is_some_and(|why| why.contains("value")), "{none}");
-    place.is_quiet();
+    server_dir.is_quiet();
 }

@@ -11,17 +11,17 @@ use crate::user::{RunningCommand, User};
 /// A picture of one point.
 const POINT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
-/// A place with one tool, `run`, a script of the shell.
-fn place(script: &str) -> ServerDir {
-    let place = ServerDir::new(&tool("run", "command = [\"sh\", \"run.sh\"]\ntask = \"always\""));
-    place.write("run.sh", &format!("echo start >> starts\n{script}"));
-    place
+/// A server directory with one tool, `run`, a script of the shell.
+fn server_dir(script: &str) -> ServerDir {
+    let server_dir = ServerDir::new(&tool("run", "command = [\"sh\", \"run.sh\"]\ntask = \"always\""));
+    server_dir.write("run.sh", &format!("echo start >> starts\n{script}"));
+    server_dir
 }
 
 /// Calls it, and waits until it asks: the task.
 #[track_caller]
-fn asked(user: &User, node: &CommandServer, key: &str) -> (RunningCommand, String) {
-    let mut running = user.start(&["call", &node.url(), "run"]);
+fn asked(user: &User, server: &CommandServer, key: &str) -> (RunningCommand, String) {
+    let mut running = user.start(&["call", &server.url(), "run"]);
     let task = running.task();
     let way = running.err.line_with("taskwire: answer it with: taskwire answer ");
     assert_eq!(way.split(' ').nth(1), Some(key), "{way}");
@@ -45,22 +45,22 @@ fn out(running: RunningCommand) -> String {
 
 #[test]
 fn a_command_asks_and_is_answered() {
-    let place = place("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
-    let (node, user) = (place.start(), User::new());
+    let server_dir = server_dir("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let (server, user) = (server_dir.start(), User::new());
     for (value, expected) in [("Ada", "Hello, Ada!\n"), ("$(id) `id` \"x\" 'y'", "Hello, $(id) `id` \"x\" 'y'!\n")] {
-        let (mut running, task) = asked(&user, &node, "ask-1");
+        let (mut running, task) = asked(&user, &server, "ask-1");
         assert!(running.err.until("answer it with").contains("taskwire: the task asks: What is your name?\n"), "{}", running.err.text());
         answer(&user, &[&task, "ask-1", value]);
         assert_eq!(out(running), expected);
     }
-    place.is_quiet();
+    server_dir.is_quiet();
 }
 
 #[test]
 fn what_was_written_before_a_question_is_seen_before_it() {
-    let place = place("echo before\ntaskwire ask --key sure 'Sure?' > /dev/null\necho after\n");
-    let (node, user) = (place.start(), User::new());
-    let (mut running, task) = asked(&user, &node, "sure");
+    let server_dir = server_dir("echo before\ntaskwire ask --key sure 'Sure?' > /dev/null\necho after\n");
+    let (server, user) = (server_dir.start(), User::new());
+    let (mut running, task) = asked(&user, &server, "sure");
     running.out.until("before\n");
     answer(&user, &[&task, "sure", "yes"]);
     assert_eq!(out(running), "before\nafter\n");
@@ -68,9 +68,9 @@ fn what_was_written_before_a_question_is_seen_before_it() {
 
 #[test]
 fn a_command_lets_choose() {
-    let place = place("taskwire ask 'Which?' --choice red --choice 'light green'\n");
-    let (node, user) = (place.start(), User::new());
-    let (running, task) = asked(&user, &node, "ask-1");
+    let server_dir = server_dir("taskwire ask 'Which?' --choice red --choice 'light green'\n");
+    let (server, user) = (server_dir.start(), User::new());
+    let (running, task) = asked(&user, &server, "ask-1");
     assert_ne!(user.run(&["answer", &task, "ask-1", "blue"]).code, Some(0), "it is none of them");
     answer(&user, &[&task, "ask-1", "light green"]);
     assert_eq!(out(running), "light green\n");
@@ -79,20 +79,20 @@ fn a_command_lets_choose() {
 #[test]
 fn a_command_asks_for_a_form() {
     let schema = r#"{"type":"object","properties":{"width":{"type":"integer"},"name":{"type":"string"}},"required":["width"]}"#;
-    let place = place(&format!("taskwire ask 'Size?' --key size --schema '{schema}'\n"));
-    let (node, user) = (place.start(), User::new());
-    let (running, task) = asked(&user, &node, "size");
+    let server_dir = server_dir(&format!("taskwire ask 'Size?' --key size --schema '{schema}'\n"));
+    let (server, user) = (server_dir.start(), User::new());
+    let (running, task) = asked(&user, &server, "size");
     answer(&user, &[&task, "size", "width=3", "name=x y"]);
-    let given: Value = serde_json::from_str(&out(running)).expect("a line of JSON");
-    assert_eq!(given, json!({"width": 3, "name": "x y"}));
+    let answered: Value = serde_json::from_str(&out(running)).expect("a line of JSON");
+    assert_eq!(answered, json!({"width": 3, "name": "x y"}));
 }
 
 #[test]
 fn a_confirmation_is_an_exit_code() {
-    let place = place("taskwire ask 'Delete all?' --confirm > out; echo \"code $?\"; cat out\n");
-    let (node, user) = (place.start(), User::new());
+    let server_dir = server_dir("taskwire ask 'Delete all?' --confirm > out; echo \"code $?\"; cat out\n");
+    let (server, user) = (server_dir.start(), User::new());
     for (words, code) in [(["confirm=true"], 0), (["confirm=false"], 1), (["--decline"], 1), (["--cancel"], 1)] {
-        let (running, task) = asked(&user, &node, "ask-1");
+        let (running, task) = asked(&user, &server, "ask-1");
         answer(&user, &[&task, "ask-1", words[0]]);
         assert_eq!(out(running), format!("code {code}\n"), "{words:?}");
     }
@@ -100,10 +100,10 @@ fn a_confirmation_is_an_exit_code() {
 
 #[test]
 fn who_declines_gives_nothing() {
-    let place = place("name=$(taskwire ask 'What is your name?'); echo \"code $? name <$name>\"\n");
-    let (node, user) = (place.start(), User::new());
+    let server_dir = server_dir("name=$(taskwire ask 'What is your name?'); echo \"code $? name <$name>\"\n");
+    let (server, user) = (server_dir.start(), User::new());
     for word in ["--decline", "--cancel"] {
-        let (running, task) = asked(&user, &node, "ask-1");
+        let (running, task) = asked(&user, &server, "ask-1");
         answer(&user, &[&task, "ask-1", word]);
         assert_eq!(out(running), "code 1 name <>\n", "{word}");
     }
@@ -112,29 +112,29 @@ fn who_declines_gives_nothing() {
 #[test]
 fn questions_have_numbers_unless_they_have_names() {
     let script = "taskwire ask One\ntaskwire ask --key two Two\ntaskwire ask Three\ntaskwire ask --key two Two\n";
-    let place = place(script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
+    let server_dir = server_dir(script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
     for (key, value) in [("ask-1", "1"), ("two", "2"), ("ask-2", "3")] {
         let fields =
-            node.poll_until(&id, key, |task| task["inputRequests"][key]["params"]["requestedSchema"]["properties"].as_object().cloned());
+            server.poll_until(&id, key, |task| task["inputRequests"][key]["params"]["requestedSchema"]["properties"].as_object().cloned());
         let content: Value = fields.keys().map(|field| (field.clone(), json!(value))).collect();
-        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}}));
+        server.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: {"action": "accept", "content": content}}}));
     }
-    assert_eq!(result_text(&node.result(&id)), "1\n2\n3\n2\n", "the same question has the same answer");
+    assert_eq!(result_text(&server.result(&id)), "1\n2\n3\n2\n", "the same question has the same answer");
 }
 
 #[test]
 fn an_answer_that_does_not_fit_is_refused_and_the_command_waits_for_one_that_does() {
     let schema = r#"{"type":"object","properties":{"width":{"type":"integer","minimum":1}},"required":["width"]}"#;
-    let place = place(&format!(
+    let server_dir = server_dir(&format!(
         "region=$(taskwire ask 'Which?' --key region --choice eu --choice us) || exit 9\n\
          taskwire ask 'Sure?' --key sure --confirm || exit 8\n\
          size=$(taskwire ask 'Size?' --key size --schema '{schema}') || exit 7\n\
          echo \"$region $size\"\n"
     ));
-    let node = place.start();
-    let id = node.begin("run", json!({}));
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
     let accept = |content: Value| json!({"action": "accept", "content": content});
     let never = [json!({}), json!({"action": "perhaps"}), json!({"action": 7}), json!({"action": "accept"}), json!({"content": {}})];
     let steps = [
@@ -143,65 +143,65 @@ fn an_answer_that_does_not_fit_is_refused_and_the_command_waits_for_one_that_doe
         ("size", vec![accept(json!({"width": 0})), accept(json!({"width": "3"}))], accept(json!({"width": 3.0}))),
     ];
     for (key, misfits, good) in steps {
-        let asked = node.poll_until(&id, key, |task| task["inputRequests"][key].as_object().cloned());
+        let asked = server.poll_until(&id, key, |task| task["inputRequests"][key].as_object().cloned());
         for bad in never.iter().chain(&misfits) {
-            let refused = node.send("tasks/update", json!({"taskId": id, "inputResponses": {key: bad}}));
+            let refused = server.send("tasks/update", json!({"taskId": id, "inputResponses": {key: bad}}));
             assert_eq!(refused["error"]["code"], -32602, "{key}: {bad}: {refused}");
-            let now = node.ask("tasks/get", json!({"taskId": id}));
+            let now = server.ask("tasks/get", json!({"taskId": id}));
             assert_eq!((&now["status"], now["inputRequests"][key].as_object()), (&json!("input_required"), Some(&asked)), "{key}: {bad}");
         }
-        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: good}}));
+        server.ask("tasks/update", json!({"taskId": id, "inputResponses": {key: good}}));
     }
-    assert_eq!(result_text(&node.result(&id)), "eu {\"width\":3}\n");
-    assert_eq!(place.read("starts"), "start\n");
-    place.is_quiet();
+    assert_eq!(result_text(&server.result(&id)), "eu {\"width\":3}\n");
+    assert_eq!(server_dir.read("starts"), "start\n");
+    server_dir.is_quiet();
 }
 
 #[test]
 fn a_question_outlives_the_server() {
-    let place = place("echo before\nname=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
-    let mut node = place.start();
-    let id = node.begin("run", json!({}));
-    let open = |node: &CommandServer| node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
-    let before = open(&node);
+    let server_dir = server_dir("echo before\nname=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let mut server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    let open = |server: &CommandServer| server.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    let before = open(&server);
     for _ in 0..2 {
-        node.kill();
-        node = place.start();
-        assert_eq!(open(&node), before, "it is the same question");
+        server.kill();
+        server = server_dir.start();
+        assert_eq!(open(&server), before, "it is the same question");
     }
     let user = User::new();
-    answer(&user, &[&format!("{}#{id}", node.url()), "ask-1", "Ada"]);
-    assert_eq!(result_text(&node.result(&id)), "before\nHello, Ada!\n");
-    assert_eq!((node.text(&id).as_str(), place.read("starts").as_str()), ("before\nHello, Ada!\n", "start\n"));
-    place.is_quiet();
+    answer(&user, &[&format!("{}#{id}", server.url()), "ask-1", "Ada"]);
+    assert_eq!(result_text(&server.result(&id)), "before\nHello, Ada!\n");
+    assert_eq!((server.text(&id).as_str(), server_dir.read("starts").as_str()), ("before\nHello, Ada!\n", "start\n"));
+    server_dir.is_quiet();
 }
 
 #[test]
 fn an_answer_that_the_server_did_not_outlive_is_given_by_the_next() {
-    let place = place("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
-    let mut node = place.start();
+    let server_dir = server_dir("name=$(taskwire ask 'What is your name?') || exit 9\necho \"Hello, $name!\"\n");
+    let mut server = server_dir.start();
     for round in 0..4 {
-        let id = node.begin("run", json!({}));
-        node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+        let id = server.begin("run", json!({}));
+        server.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
         let content = json!({"action": "accept", "content": {"answer": "Ada"}});
-        node.ask("tasks/update", json!({"taskId": id, "inputResponses": {"ask-1": content}}));
-        node.kill();
-        node = place.start();
-        assert_eq!(result_text(&node.result(&id)), "Hello, Ada!\n", "round {round}");
+        server.ask("tasks/update", json!({"taskId": id, "inputResponses": {"ask-1": content}}));
+        server.kill();
+        server = server_dir.start();
+        assert_eq!(result_text(&server.result(&id)), "Hello, Ada!\n", "round {round}");
     }
-    assert_eq!(place.read("starts"), "start\n".repeat(4));
-    place.is_quiet();
+    assert_eq!(server_dir.read("starts"), "start\n".repeat(4));
+    server_dir.is_quiet();
 }
 
 #[test]
 fn a_cancelled_task_does_not_wait_for_an_answer() {
-    let place = place("taskwire ask 'What is your name?'\n");
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    node.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
-    node.cancel(&id);
-    assert_eq!(node.ended(&id)["status"], "cancelled");
-    place.is_quiet();
+    let server_dir = server_dir("taskwire ask 'What is your name?'\n");
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    server.poll_until(&id, "a question", |task| task["inputRequests"]["ask-1"].as_object().cloned());
+    server.cancel(&id);
+    assert_eq!(server.ended(&id)["status"], "cancelled");
+    server_dir.is_quiet();
 }
 
 #[test]
@@ -214,14 +214,14 @@ taskwire status -- cooling down; step 3
 taskwire progress 60%; step 4
 echo done
 ";
-    let place = place(script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
+    let server_dir = server_dir(script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
     for (n, message) in ["3/10", "baking (4/10)", "cooling down (4/10)", "cooling down (60/100)"].into_iter().enumerate() {
-        assert_eq!(node.message_with(&id, message), message);
-        place.write(&format!("go-{}", n + 1), "");
+        assert_eq!(server.message_with(&id, message), message);
+        server_dir.write(&format!("go-{}", n + 1), "");
     }
-    assert_eq!(result_text(&node.result(&id)), "done\n");
+    assert_eq!(result_text(&server.result(&id)), "done\n");
 }
 
 #[test]
@@ -231,10 +231,10 @@ fn a_command_emits_what_is_no_text() {
          taskwire emit 'some text'\ntaskwire emit --json '{{\"type\":\"text\",\"text\":\"as JSON\"}}'\n\
          taskwire emit --link https://example.com/x --name x\ntaskwire emit --result '{{\"n\": 1}}'\n"
     );
-    let place = place(&script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    let (result, blocks) = (node.result(&id), node.blocks(&id));
+    let server_dir = server_dir(&script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    let (result, blocks) = (server.result(&id), server.blocks(&id));
     assert_eq!((&result["structuredContent"], result["isError"] == true), (&json!({"n": 1}), false), "{result}");
     let content = result["content"].as_array().expect("content");
     for blocks in [&blocks, content] {
@@ -246,8 +246,8 @@ fn a_command_emits_what_is_no_text() {
         let rest = text_of(&blocks[image..]);
         assert!(rest.starts_with("after\nsome text") && rest.contains("as JSON"), "{rest:?}");
     }
-    assert_eq!(place.read("starts"), "start\n");
-    place.is_quiet();
+    assert_eq!(server_dir.read("starts"), "start\n");
+    server_dir.is_quiet();
 }
 
 #[test]
@@ -257,9 +257,9 @@ for n in 1 2 3 4 5 6 7 8; do (sh -c \"taskwire emit 'word $n'\") & done
 wait
 setsid sh -c 'taskwire emit last'
 ";
-    let place = place(script);
-    let node = place.start();
-    let text = node.text(&node.begin("run", json!({})));
+    let server_dir = server_dir(script);
+    let server = server_dir.start();
+    let text = server.text(&server.begin("run", json!({})));
     for n in 1..=8 {
         assert_eq!(text.matches(&format!("word {n}")).count(), 1, "{text:?}");
     }

@@ -18,15 +18,15 @@ const FALLBACK: &str = "io.modelcontextprotocol/fallback-mode";
 
 /// A session.
 struct Session<'a> {
-    node: &'a CommandServer,
+    server: &'a CommandServer,
     id: Option<String>,
 }
 
 impl<'a> Session<'a> {
     /// Opens one in which this is declared of `tasks`; and what the server says of its own.
     #[track_caller]
-    fn open(node: &'a CommandServer, tasks: Value) -> (Self, Value) {
-        let mut session = Self { node, id: None };
+    fn open(server: &'a CommandServer, tasks: Value) -> (Self, Value) {
+        let mut session = Self { server, id: None };
         let client = json!({"name": "raw", "version": "1"});
         let params = json!({"protocolVersion": "2025-11-25", "capabilities": {"tasks": tasks}, "clientInfo": client});
         let (head, answers) = session.post("initialize", params);
@@ -38,7 +38,7 @@ impl<'a> Session<'a> {
 
     /// The head of the answer to a request, and its messages.
     fn post(&self, method: &str, params: Value) -> (String, Vec<Value>) {
-        let url = self.node.url();
+        let url = self.server.url();
         let address = url.trim_start_matches("http://").trim_end_matches("/mcp");
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let session = self.id.as_ref().map(|id| format!("Mcp-Session-Id: {id}\r\nMCP-Protocol-Version: 2025-11-25\r\n"));
@@ -83,9 +83,9 @@ fn a_command_that_ends_at_once_is_answered_at_once_and_a_task_that_nobody_named_
     // A command has a tenth of this to end, once it has written something.
     let quick = tool("quick", "command = [\"echo\", \"done\"]\npromote_after = \"60s\"");
     let slow = tool("slow", "command = [\"sleep\", \"600\"]\npromote_after = \"100ms\"");
-    let place = ServerDir::new(&(quick + &slow));
-    let node = place.start();
-    let (session, _) = Session::open(&node, both_drafts());
+    let server_dir = ServerDir::new(&(quick + &slow));
+    let server = server_dir.start();
+    let (session, _) = Session::open(&server, both_drafts());
     for modes in [&["immediate", "task", "streaming"][..], &["immediate", "streaming"][..], &["immediate"][..]] {
         let results = session.call("quick", modes);
         assert_eq!((results.len(), &results[0]["isError"]), (1, &json!(false)), "{modes:?}: {results:?}");
@@ -100,10 +100,10 @@ fn a_command_that_ends_at_once_is_answered_at_once_and_a_task_that_nobody_named_
 
 #[test]
 fn the_last_answer_to_a_streamed_command_that_fails_says_why() {
-    let place = ServerDir::new(&tool("late", "command = [\"sh\", \"late.sh\"]\ntimeout = \"3s\""));
-    place.write("late.sh", "echo one\nsleep 600\n");
-    let node = place.start();
-    let (session, _) = Session::open(&node, both_drafts());
+    let server_dir = ServerDir::new(&tool("late", "command = [\"sh\", \"late.sh\"]\ntimeout = \"3s\""));
+    server_dir.write("late.sh", "echo one\nsleep 600\n");
+    let server = server_dir.start();
+    let (session, _) = Session::open(&server, both_drafts());
     let results = session.call("late", &["streaming"]);
     let segments: Vec<&Value> = results.iter().flat_map(|result| result["partial-content"].as_array().into_iter().flatten()).collect();
     assert_eq!(segments[0], &json!({"seqNr": 1, "type": "text", "text": "one\n"}), "{results:?}");
@@ -119,9 +119,9 @@ fn the_last_answer_to_a_streamed_command_that_fails_says_why() {
 #[test]
 fn a_command_that_cannot_be_a_task_has_no_hint_that_it_streams() {
     let never = tool("never", "command = [\"echo\", \"done\"]\ntask = \"never\"");
-    let place = ServerDir::new(&(never + &tool("auto", "command = [\"echo\", \"done\"]")));
-    let node = place.start();
-    let (session, _) = Session::open(&node, both_drafts());
+    let server_dir = ServerDir::new(&(never + &tool("auto", "command = [\"echo\", \"done\"]")));
+    let server = server_dir.start();
+    let (session, _) = Session::open(&server, both_drafts());
     let (_, answers) = session.post("tools/list", json!({}));
     let tools = answers[0]["result"]["tools"].as_array().expect("tools").iter();
     let execution = |name: &str| tools.clone().find(|tool| tool["name"] == name).map(|tool| tool["execution"].clone());
@@ -131,11 +131,15 @@ fn a_command_that_cannot_be_a_task_has_no_hint_that_it_streams() {
 
 #[test]
 fn a_handshake_with_malformed_members_of_drafts_opens_a_session_without_them() {
-    let place = ServerDir::new(&tool("quick", "command = [\"echo\", \"done\"]"));
-    let node = place.start();
+    let server_dir = ServerDir::new(&tool("quick", "command = [\"echo\", \"done\"]"));
+    let server = server_dir.start();
     for tasks in [json!({"responses": {"modes": 7}, "streaming": "yes"}), json!({"responses": [], "streaming": {"partial": true}})] {
-        let (session, told) = Session::open(&node, tasks.clone());
-        assert_eq!((&told["cancel"], told.get("responses"), told.get("streaming")), (&json!({}), None, None), "{tasks}: {told}");
+        let (session, capabilities) = Session::open(&server, tasks.clone());
+        assert_eq!(
+            (&capabilities["cancel"], capabilities.get("responses"), capabilities.get("streaming")),
+            (&json!({}), None, None),
+            "{tasks}: {capabilities}"
+        );
         let (_, answers) = session.post("tools/call", json!({"name": "quick", "arguments": {}}));
         assert_eq!(result_text(&answers[0]["result"]), "done\n", "{tasks}");
     }

@@ -22,21 +22,21 @@ def gate(name):
         time.sleep(0.005)
 "#;
 
-/// A place with one tool, `run`, which is a task at once and runs this after `GATE`.
-fn place(keys: &str, script: &str) -> ServerDir {
-    let place = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\n{keys}")));
-    place.write("run.py", &format!("{GATE}\n{script}"));
-    place
+/// A server directory with one tool, `run`, which is a task at once and runs this after `GATE`.
+fn server_dir(keys: &str, script: &str) -> ServerDir {
+    let server_dir = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\n{keys}")));
+    server_dir.write("run.py", &format!("{GATE}\n{script}"));
+    server_dir
 }
 
 /// Runs it to its end: its result, and its output.
 #[track_caller]
 fn run(keys: &str, script: &str) -> (Value, Vec<Value>) {
-    let place = place(keys, script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    let ended = (node.result(&id), node.blocks(&id));
-    place.is_quiet();
+    let server_dir = server_dir(keys, script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    let ended = (server.result(&id), server.blocks(&id));
+    server_dir.is_quiet();
     ended
 }
 
@@ -52,14 +52,14 @@ fn from_stdout(blocks: &[Value]) -> String {
 #[test]
 fn text_comes_as_it_is_written_to_both_eras() {
     let script = "gate('go-' + os.environ['TASKWIRE_TASK'])\nput(b'on')\ngate('more-' + os.environ['TASKWIRE_TASK'])\nput(b'e\\ntwo')";
-    let place = place("", script);
-    let (node, user) = (place.start(), User::new());
+    let server_dir = server_dir("", script);
+    let (server, user) = (server_dir.start(), User::new());
     for era in ["modern", "legacy"] {
-        let mut running = user.start(&["call", &node.url(), "run", "--era", era]);
+        let mut running = user.start(&["call", &server.url(), "run", "--era", era]);
         let task = running.task();
-        place.write(&format!("go-{task}"), "");
+        server_dir.write(&format!("go-{task}"), "");
         running.out.until("on");
-        place.write(&format!("more-{task}"), "");
+        server_dir.write(&format!("more-{task}"), "");
         let ended = running.end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(0), "one\ntwo\n"), "{era}: {ended:?}");
     }
@@ -79,20 +79,20 @@ fn a_character_in_two_writes_is_one_and_bytes_that_are_none_are_replaced() {
 #[test]
 fn progress_that_is_drawn_over_is_short_in_the_result_and_whole_in_the_output() {
     let script = "for n in range(1001):\n    put(b'\\r%9d  %3d%%' % (n * 1024, n // 10))\nput(b'\\n\\x1b[32mdone\\x1b[0m\\n')";
-    let place = place("inline_bytes = 512", script);
-    let (node, user) = (place.start(), User::new());
-    let id = node.begin("run", json!({}));
-    let result = node.result(&id);
+    let server_dir = server_dir("inline_bytes = 512", script);
+    let (server, user) = (server_dir.start(), User::new());
+    let id = server.begin("run", json!({}));
+    let result = server.result(&id);
     let content = result["content"].as_array().expect("content");
     assert_eq!(text_of(content), "  1024000  100%\ndone\n");
     assert_eq!((content.len(), &result["_meta"]["dev.taskwire/repeats"]), (1, &json!(1)), "nothing is left out: {result}");
-    let written = node.text(&id);
+    let written = server.text(&id);
     assert!(written.len() > 15_000 && written.starts_with("\r        0    0%\r     1024    0%"), "{} bytes", written.len());
-    let ended = user.run(&["call", &node.url(), "run"]);
+    let ended = user.run(&["call", &server.url(), "run"]);
     assert!(ended.code == Some(0) && ended.out == written, "who saw it being written is not told again: {} bytes", ended.out.len());
-    let brief = user.run(&["call", &node.url(), "run", "--no-stream"]);
+    let brief = user.run(&["call", &server.url(), "run", "--no-stream"]);
     assert_eq!((brief.code, brief.out.as_str()), (Some(0), "  1024000  100%\ndone\n"), "{brief:?}");
-    place.is_quiet();
+    server_dir.is_quiet();
 }
 
 const TWO_STREAMS: &str = "for n in range(20):\n    os.write(1, b'out %d\\n' % n)\n    os.write(2, b'err %d\\n' % n)";
@@ -144,24 +144,24 @@ line({"result": {"n": 1}})
 line({"result": {"n": 2}, "content": [{"type": "text", "text": "two"}]})
 "#;
     let schema = "output_schema = { type = \"object\", properties = { n = { type = \"integer\" } }, required = [\"n\"] }";
-    let place = place(&format!("output = \"jsonl\"\n{schema}"), script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    assert_eq!(node.message_with(&id, "baking"), "baking (3/10)");
-    place.write("go", "");
-    assert_eq!(node.message_with(&id, "cooling"), "cooling (3/10)");
-    place.write("on", "");
-    let result = node.result(&id);
+    let server_dir = server_dir(&format!("output = \"jsonl\"\n{schema}"), script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    assert_eq!(server.message_with(&id, "baking"), "baking (3/10)");
+    server_dir.write("go", "");
+    assert_eq!(server.message_with(&id, "cooling"), "cooling (3/10)");
+    server_dir.write("on", "");
+    let result = server.result(&id);
     assert_eq!((&result["structuredContent"], result["isError"] == true), (&json!({"n": 2}), false), "{result}");
     assert!(result_text(&result).ends_with("two"), "{result}");
-    let blocks = node.blocks(&id);
+    let blocks = server.blocks(&id);
     assert_eq!(from_stdout(&blocks), "hello worldno JSON\n{\"type\": \"image\"}\n", "{blocks:?}");
     assert_eq!(from_stderr(&blocks), "a warning\n", "{blocks:?}");
     let images: Vec<&Value> = blocks.iter().filter(|block| block["type"] == "image").collect();
     assert_eq!(images, [&json!({"type": "image", "data": "aGk=", "mimeType": "image/png"})]);
-    let place_of = |words: &str| blocks.iter().position(|block| block["text"].as_str().is_some_and(|text| text.contains(words)));
+    let position_of = |words: &str| blocks.iter().position(|block| block["text"].as_str().is_some_and(|text| text.contains(words)));
     let image = blocks.iter().position(|block| block["type"] == "image");
-    assert!(place_of("hello") < image && image < place_of("world"), "in the order in which they came: {blocks:?}");
+    assert!(position_of("hello") < image && image < position_of("world"), "in the order in which they came: {blocks:?}");
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn the_exit_code_says_whether_it_is_an_error() {
     let (result, _) = run("", "put(b'words\\n')\nos.kill(os.getpid(), 9)");
     assert!(result["isError"] == true && result_text(&result).contains('9'), "{result}");
     let user = User::new();
-    let place = place("", "put(b'words\\n')\nsys.exit(3)");
-    let node = place.start();
-    let ended = user.run(&["call", &node.url(), "run"]);
+    let server_dir = server_dir("", "put(b'words\\n')\nsys.exit(3)");
+    let server = server_dir.start();
+    let ended = user.run(&["call", &server.url(), "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.out.starts_with("words\n") && ended.out.matches("words").count() == 1, "told once: {ended:?}");
 }
@@ -203,13 +203,13 @@ fn a_command_that_failed_says_why_next_to_its_status_in_both_eras() {
         ("progress = '(?<percent>\\d+)%'", "put(b'40%\\n' + b'x' * 1000 + b'\\n')\nsys.exit(1)", "exit code 1"),
         ("output = \"jsonl\"", "put(b'{\"result\": {}, \"isError\": true}\\n')", "it says that it failed"),
     ] {
-        let place = place(keys, script);
-        let node = place.start();
-        let id = node.begin("run", json!({}));
-        let task = node.ended(&id);
+        let server_dir = server_dir(keys, script);
+        let server = server_dir.start();
+        let id = server.begin("run", json!({}));
+        let task = server.ended(&id);
         let expected = (&json!("completed"), &json!(true), &json!(why));
         assert_eq!((&task["status"], &task["result"]["isError"], &task["statusMessage"]), expected, "{task}");
-        let ended = user.run(&["get", &format!("{}#{id}", node.url()), "--era", "legacy", "--json"]);
+        let ended = user.run(&["get", &format!("{}#{id}", server.url()), "--era", "legacy", "--json"]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let shown = ended.json().pop().expect("an object");
         assert_eq!((&shown["status"], &shown["message"]), (&json!("failed"), &json!(why)), "{shown}");
@@ -218,9 +218,9 @@ fn a_command_that_failed_says_why_next_to_its_status_in_both_eras() {
 
 #[test]
 fn a_command_that_cannot_be_started_says_why_next_to_its_status() {
-    let place = ServerDir::new(&tool("run", "command = [\"./nope\"]\ntask = \"always\""));
-    let node = place.start();
-    let task = node.ended(&node.begin("run", json!({})));
+    let server_dir = ServerDir::new(&tool("run", "command = [\"./nope\"]\ntask = \"always\""));
+    let server = server_dir.start();
+    let task = server.ended(&server.begin("run", json!({})));
     assert!(task["statusMessage"].as_str().is_some_and(|message| message.starts_with("cannot run `nope`: ")), "{task}");
 }
 
@@ -228,14 +228,14 @@ fn a_command_that_cannot_be_started_says_why_next_to_its_status() {
 #[track_caller]
 fn messages(pattern: &str, steps: &[(&str, &str)]) {
     let script: String = steps.iter().enumerate().map(|(n, (line, _))| format!("put({line})\ngate('go-{n}')\n")).collect();
-    let place = place(&format!("progress = '{pattern}'"), &script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
+    let server_dir = server_dir(&format!("progress = '{pattern}'"), &script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
     for (n, (line, message)) in steps.iter().enumerate() {
-        assert_eq!(node.message_with(&id, message), *message, "{line}");
-        place.write(&format!("go-{n}"), "");
+        assert_eq!(server.message_with(&id, message), *message, "{line}");
+        server_dir.write(&format!("go-{n}"), "");
     }
-    assert_ne!(node.result(&id)["isError"], true);
+    assert_ne!(server.result(&id)["isError"], true);
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn progress_is_found_in_the_output() {
 }
 
 /// All that the server has of a task: on the wire and on the disk.
-fn everything(place: &ServerDir, node: &CommandServer, id: &str) -> String {
-    let mut all = format!("{} {:?}", node.ended(id), node.blocks(id));
-    for file in fs::read_dir(place.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file()) {
+fn everything(server_dir: &ServerDir, server: &CommandServer, id: &str) -> String {
+    let mut all = format!("{} {:?}", server.ended(id), server.blocks(id));
+    for file in fs::read_dir(server_dir.path("data")).expect("a directory").flatten().filter(|file| file.path().is_file()) {
         all.push_str(&String::from_utf8_lossy(&fs::read(file.path()).expect("a file of ours")));
     }
     all
@@ -269,41 +269,41 @@ os.write(2, b"err " + word + b"\n")
 put(b"100% " + word + b" of it\n")
 put(b"last " + word)
 "#;
-    let place = place("redact = ['hunter\\d']\nprogress = '(?<percent>\\d+)% (?<message>.+)'\nstderr = \"apart\"", script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    until_started(&place, &id);
-    place.write("go", "");
-    let result = node.result(&id);
-    let blocks = node.blocks(&id);
+    let server_dir = server_dir("redact = ['hunter\\d']\nprogress = '(?<percent>\\d+)% (?<message>.+)'\nstderr = \"apart\"", script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    until_started(&server_dir, &id);
+    server_dir.write("go", "");
+    let result = server.result(&id);
+    let blocks = server.blocks(&id);
     assert_eq!(from_stdout(&blocks), "key=[redacted]\nkey=[redacted] [redacted]\n100% [redacted] of it\nlast [redacted]");
     assert_eq!(from_stderr(&blocks), "err [redacted]\n");
     assert!(result_text(&result).contains("key=[redacted]\n"), "{result}");
-    place.is_quiet();
-    assert!(!everything(&place, &node, &id).contains(secret), "it is known after all");
+    server_dir.is_quiet();
+    assert!(!everything(&server_dir, &server, &id).contains(secret), "it is known after all");
 }
 
 #[track_caller]
-fn until_started(place: &ServerDir, id: &str) {
-    until("its process", || (!place.processes_of(id).is_empty()).then_some(()));
+fn until_started(server_dir: &ServerDir, id: &str) {
+    until("its process", || (!server_dir.processes_of(id).is_empty()).then_some(()));
 }
 
 #[test]
 fn secrets_stay_secret_when_the_server_is_killed_in_the_middle_of_one() {
     let script = "put(b'one\\nkey=hun')\nopen('half', 'w').write('x\\n')\ngate('go')\nput(b'ter2\\ntwo\\n')";
-    let place = place("redact = ['hunter\\d']", script);
-    let mut node = place.start();
-    let id = node.begin("run", json!({}));
-    place.lines("half", 1);
-    node.wait_for_text(&id, "one\n");
+    let server_dir = server_dir("redact = ['hunter\\d']", script);
+    let mut server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    server_dir.lines("half", 1);
+    server.wait_for_text(&id, "one\n");
     for _ in 0..2 {
-        node.kill();
-        node = place.start();
+        server.kill();
+        server = server_dir.start();
     }
-    place.write("go", "");
-    assert_eq!(result_text(&node.result(&id)), "one\nkey=[redacted]\ntwo\n");
-    assert_eq!(node.text(&id), "one\nkey=[redacted]\ntwo\n");
-    place.is_quiet();
+    server_dir.write("go", "");
+    assert_eq!(result_text(&server.result(&id)), "one\nkey=[redacted]\ntwo\n");
+    assert_eq!(server.text(&id), "one\nkey=[redacted]\ntwo\n");
+    server_dir.is_quiet();
 }
 
 #[test]
@@ -314,34 +314,34 @@ for at in list(range(2040, 2060)) + list(range(4080, 4110)):
 put(b'key=' + b'h' * 50000 + b' and more\\nend\\n')
 ";
     let keys = "command = [\"python3\", \"run.py\"]\ntask = \"always\"\nredact = ['key=\\w+']";
-    let place = ServerDir::new(&format!("[limits]\nchunk_bytes = 8192\n\n{}", tool("run", keys)));
-    place.write("run.py", &format!("{GATE}\n{script}"));
-    let node = place.start();
-    let id = node.begin("run", json!({}));
+    let server_dir = ServerDir::new(&format!("[limits]\nchunk_bytes = 8192\n\n{}", tool("run", keys)));
+    server_dir.write("run.py", &format!("{GATE}\n{script}"));
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
     let lines = (2040..2060).chain(4080..4110).map(|at| format!("{}[redacted]{}\n", ".".repeat(at), ".".repeat(9000)));
     let expected = lines.collect::<String>() + "[redacted]\nend\n";
-    let (result, text) = (node.result(&id), node.text(&id));
+    let (result, text) = (server.result(&id), server.text(&id));
     let at = text.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
     assert!(text == expected, "from byte {at} on: {:?}", &text[at.saturating_sub(20)..(at + 60).min(text.len())]);
     assert!(!result_text(&result).contains("hunter") && !result_text(&result).contains("hhh"), "{result}");
-    place.is_quiet();
-    assert!(!everything(&place, &node, &id).contains("hunter"), "it is known after all");
+    server_dir.is_quiet();
+    assert!(!everything(&server_dir, &server, &id).contains("hunter"), "it is known after all");
 }
 
 #[test]
 fn secrets_into_which_the_other_stream_is_written_are_in_no_output() {
     let script = "put(b'key=hun')\nos.write(2, b'a warning\\nerr hun')\nput(b'ter2\\n')\nos.write(2, b'ter3\\n')\nput(b'last\\n')";
     for keys in ["", "stderr = \"together\"\npty = true", "stderr = \"apart\""] {
-        let place = place(&format!("redact = ['hunter\\d']\n{keys}"), script);
-        let node = place.start();
-        let id = node.begin("run", json!({}));
-        let (result, text) = (node.result(&id), node.text(&id));
+        let server_dir = server_dir(&format!("redact = ['hunter\\d']\n{keys}"), script);
+        let server = server_dir.start();
+        let id = server.begin("run", json!({}));
+        let (result, text) = (server.result(&id), server.text(&id));
         let mut lines: Vec<&str> = text.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, ["a warning", "err [redacted]", "key=[redacted]", "last"], "{keys}: {text:?}");
         assert!(!result_text(&result).contains("hun"), "{keys}: {result}");
-        place.is_quiet();
-        let all = everything(&place, &node, &id);
+        server_dir.is_quiet();
+        let all = everything(&server_dir, &server, &id);
         assert!(!all.contains("key=hun") && !all.contains("err hun"), "{keys}: it is known after all");
     }
 }
@@ -349,14 +349,14 @@ fn secrets_into_which_the_other_stream_is_written_are_in_no_output() {
 #[test]
 fn a_character_that_the_server_did_not_outlive_is_whole_in_the_end() {
     let script = "put(b'one\\n\\xe2\\x82')\nopen('half', 'w').write('x\\n')\ngate('go')\nput(b'\\xac two\\n')";
-    let place = place("", script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    place.lines("half", 1);
-    node.wait_for_text(&id, "one\n");
-    node.kill();
-    let node = place.start();
-    place.write("go", "");
-    assert_eq!((result_text(&node.result(&id)), node.text(&id)), ("one\n€ two\n".to_owned(), "one\n€ two\n".to_owned()));
-    place.is_quiet();
+    let server_dir = server_dir("", script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    server_dir.lines("half", 1);
+    server.wait_for_text(&id, "one\n");
+    server.kill();
+    let server = server_dir.start();
+    server_dir.write("go", "");
+    assert_eq!((result_text(&server.result(&id)), server.text(&id)), ("one\n€ two\n".to_owned(), "one\n€ two\n".to_owned()));
+    server_dir.is_quiet();
 }

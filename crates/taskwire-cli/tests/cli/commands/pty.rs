@@ -7,21 +7,21 @@ use super::{
     server_dir::{ServerDir, tool},
 };
 
-/// A place with one tool, `run`, which is a task at once and runs this script on a terminal.
-fn place(keys: &str, script: &str) -> ServerDir {
-    let place = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\npty = true\n{keys}")));
-    place.write("run.py", script);
-    place
+/// A server directory with one tool, `run`, which is a task at once and runs this script on a terminal.
+fn server_dir(keys: &str, script: &str) -> ServerDir {
+    let server_dir = ServerDir::new(&tool("run", &format!("command = [\"python3\", \"run.py\"]\ntask = \"always\"\npty = true\n{keys}")));
+    server_dir.write("run.py", script);
+    server_dir
 }
 
 /// What it writes, when it has ended.
 #[track_caller]
 fn run(keys: &str, script: &str) -> String {
-    let place = place(keys, script);
-    let node = place.start();
-    let result = node.result(&node.begin("run", json!({})));
+    let server_dir = server_dir(keys, script);
+    let server = server_dir.start();
+    let result = server.result(&server.begin("run", json!({})));
     assert_ne!(result["isError"], true, "{result}");
-    place.is_quiet();
+    server_dir.is_quiet();
     result_text(&result)
 }
 
@@ -29,13 +29,13 @@ fn run(keys: &str, script: &str) -> String {
 fn a_program_that_keeps_its_output_back_is_seen_live() {
     // Without a terminal Python writes what it prints when it ends.
     let script = "import os, time\nprint('first')\nwhile not os.path.exists('go'):\n    time.sleep(0.005)\nprint('second')\n";
-    let place = place("", script);
-    let node = place.start();
-    let id = node.begin("run", json!({}));
-    node.wait_for_text(&id, "first\n");
-    place.write("go", "");
-    assert_eq!((result_text(&node.result(&id)), node.text(&id)), ("first\nsecond\n".to_owned(), "first\nsecond\n".to_owned()));
-    place.is_quiet();
+    let server_dir = server_dir("", script);
+    let server = server_dir.start();
+    let id = server.begin("run", json!({}));
+    server.wait_for_text(&id, "first\n");
+    server_dir.write("go", "");
+    assert_eq!((result_text(&server.result(&id)), server.text(&id)), ("first\nsecond\n".to_owned(), "first\nsecond\n".to_owned()));
+    server_dir.is_quiet();
 }
 
 const LOOK: &str = r#"
@@ -66,9 +66,9 @@ fn much_that_is_written_to_a_terminal_is_all_there() {
 
 #[test]
 fn what_ends_with_an_error_says_so_from_a_terminal_too() {
-    let place = place("", "import sys\nprint('words')\nsys.exit(3)\n");
-    let node = place.start();
-    let result = node.result(&node.begin("run", json!({})));
+    let server_dir = server_dir("", "import sys\nprint('words')\nsys.exit(3)\n");
+    let server = server_dir.start();
+    let result = server.result(&server.begin("run", json!({})));
     assert_eq!((result_text(&result).as_str(), &result["isError"]), ("words\nThe command ended with exit code 3.", &json!(true)));
-    place.is_quiet();
+    server_dir.is_quiet();
 }

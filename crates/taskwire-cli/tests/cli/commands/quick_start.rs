@@ -15,12 +15,16 @@ fn blocks<'a>(section: &'a str, kind: &str) -> Vec<&'a str> {
 }
 
 /// A command of the README, in the shell of somebody who has the program in their path.
-fn shell(place: &ServerDir, user: &User, line: &str) -> Command {
+fn shell(server_dir: &ServerDir, user: &User, line: &str) -> Command {
     let own = Path::new(env!("CARGO_BIN_EXE_taskwire")).parent().expect("a directory").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("sh");
     // Without a shell that stays behind: what is ended must be the program.
-    command.args(["-c", &format!("exec {line}")]).current_dir(place.path("")).env_remove("RUST_LOG").env("PATH", format!("{own}:{path}"));
+    command
+        .args(["-c", &format!("exec {line}")])
+        .current_dir(server_dir.path(""))
+        .env_remove("RUST_LOG")
+        .env("PATH", format!("{own}:{path}"));
     command.env("HOME", user.path("")).env("TASKWIRE_STATE_DIR", user.path("state")).env("XDG_CONFIG_HOME", user.path("config"));
     command
 }
@@ -41,7 +45,7 @@ fn the_quick_start_works_as_it_is_printed_and_its_output_comes_live() {
         without_comment.trim().trim_end_matches('&').trim_end().to_owned()
     };
     let (serve, call) = (line_of("taskwire serve"), line_of("taskwire call"));
-    let (place, user) = (ServerDir::new(""), User::new());
+    let (server_dir, user) = (ServerDir::new(""), User::new());
     let address = format!("127.0.0.1:{}", free_port());
     let mut config = toml[0].replace(ADDRESS, &address);
     if !toml[0].contains(ADDRESS) && !serve.contains(ADDRESS) {
@@ -49,19 +53,19 @@ fn the_quick_start_works_as_it_is_printed_and_its_output_comes_live() {
         config = format!("listen = \"{address}\"\n{config}");
     }
     let file = serve.split(' ').find(|word| word.ends_with(".toml")).expect("the file is named");
-    place.write(file, &config);
-    let mut server = RunningCommand::start(&mut shell(&place, &user, &serve.replace(ADDRESS, &address)));
+    server_dir.write(file, &config);
+    let mut server = RunningCommand::start(&mut shell(&server_dir, &user, &serve.replace(ADDRESS, &address)));
     server.out.until(&format!("http://{address}/mcp"));
     let expected: String = text[0].lines().filter(|line| !line.starts_with("taskwire: ")).map(|line| format!("{line}\n")).collect();
     let first = expected.split_inclusive('\n').next().expect("a line");
     assert!(expected.len() > first.len(), "one line is no live output");
-    let mut call = RunningCommand::start(&mut shell(&place, &user, &call.replace(ADDRESS, &address)));
+    let mut call = RunningCommand::start(&mut shell(&server_dir, &user, &call.replace(ADDRESS, &address)));
     let seen = call.out.until(first);
-    let commands = place.processes();
+    let commands = server_dir.processes();
     assert!(seen.len() < expected.len() && commands.iter().any(|found| !found.is_supervisor()), "it came only at its end: {seen}");
     let ended = call.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), expected.as_str()), "{}", ended.err);
-    until("the end of its processes", || (!place.processes().iter().any(|found| found.is_supervisor())).then_some(()));
+    until("the end of its processes", || (!server_dir.processes().iter().any(|found| found.is_supervisor())).then_some(()));
     server.signal("TERM");
     assert_eq!(server.end().code, Some(0));
 }

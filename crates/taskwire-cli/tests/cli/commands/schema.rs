@@ -1,4 +1,4 @@
-//! Arguments that are made to be long to check: they are answered, with the field, and cost next to nothing.
+//! Arguments that are made to take long to check: the response names the field, and the check costs next to nothing.
 
 use serde_json::{Value, json};
 
@@ -34,36 +34,36 @@ fn arguments(name: &str, levels: usize, deepest: &str) -> String {
     format!("{{\"{name}\":{}{deepest}{}}}", "{\"kind\":\"neg\",\"arg\":".repeat(levels), "}".repeat(levels))
 }
 
-fn call(node: &CommandServer, arguments: &str) -> Value {
+fn call(server: &CommandServer, arguments: &str) -> Value {
     let body = message("tools/call", json!({"name": "eval", "arguments": "@"})).to_string().replace("\"@\"", arguments);
-    node.send_text("tools/call", Some("eval"), &body)
+    server.send_text("tools/call", Some("eval"), &body)
 }
 
 #[test]
 fn a_recursive_choice_is_answered_with_the_field_within_little_memory() {
     let keys = "command = [\"cat\"]\nstdin = \"{expr}\"\ninput_schema = \"eval.json\"\ntask = \"never\"";
-    let place = ServerDir::new(&tool("eval", keys));
-    place.write("eval.json", &schema().to_string());
-    let node = place.start();
+    let server_dir = ServerDir::new(&tool("eval", keys));
+    server_dir.write("eval.json", &schema().to_string());
+    let server = server_dir.start();
     let taken = |levels: usize| {
-        let answer = call(&node, &arguments("expr", levels, "{\"kind\":\"num\",\"value\":1}"));
+        let answer = call(&server, &arguments("expr", levels, "{\"kind\":\"num\",\"value\":1}"));
         assert_eq!(refusal(&answer), None, "{levels}: {answer}");
         assert_eq!(result_text(&answer["result"]).matches("neg").count(), levels, "{levels}: {answer}");
     };
     taken(1);
-    let before = memory_peak_mib(node.pid());
+    let before = memory_peak_mib(server.pid());
     for levels in [11, 14, 100] {
-        let why = refusal(&call(&node, &arguments("expr", levels, "{\"kind\":\"num\",\"value\":\"x\"}"))).expect("it is refused");
+        let why = refusal(&call(&server, &arguments("expr", levels, "{\"kind\":\"num\",\"value\":\"x\"}"))).expect("it is refused");
         assert!(why.contains("- `expr/arg/arg/") && why.ends_with("/arg/value`: \"x\" is not of type \"number\""), "{levels}: {why}");
-        let why = refusal(&call(&node, &arguments("bare", levels, "\"x\""))).expect("it is refused");
+        let why = refusal(&call(&server, &arguments("bare", levels, "\"x\""))).expect("it is refused");
         assert!(why.contains("- `bare`: {") && why.contains("is not valid under any of the schemas") && why.len() < 500, "{levels}: {why}");
         taken(levels);
     }
     // No JSON is so deep here.
-    let why = refusal(&call(&node, &arguments("expr", 1_000, "\"x\""))).expect("it is refused");
+    let why = refusal(&call(&server, &arguments("expr", 1_000, "\"x\""))).expect("it is refused");
     assert!(why.contains("`arguments`"), "{why}");
     taken(11);
-    let grown = memory_peak_mib(node.pid()) - before;
+    let grown = memory_peak_mib(server.pid()) - before;
     eprintln!("{grown} MiB more than before");
     assert!(grown <= MEMORY_MIB, "{grown} MiB more than before");
 }

@@ -1,4 +1,4 @@
-//! Where a server with command tools lives: its configuration, the scripts that it runs, and a look at every process that is there because of it.
+//! The directory of a server with command tools: its configuration, its scripts, and the processes that it has started.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use std::{
 use super::command_server::CommandServer;
 use crate::kit::TempDir;
 
-/// How often to look at something that does not tell when it changes, and how long to stand aside between two looks.
+/// How often to poll, and how long to pause between two polls.
 const POLLS_MAX: usize = 24_000;
 const PAUSE: Duration = Duration::from_millis(5);
 /// How much of the server's own words is shown when a test has failed.
@@ -30,14 +30,14 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     panic!("{what}: not seen, however often one looked")
 }
 
-/// Numbers that nobody foresees. The seed is told; in `TASKWIRE_SEED` it brings them back.
+/// Random numbers. The seed is printed; with it in `TASKWIRE_SEED` the same numbers come again.
 #[derive(Debug)]
 pub(crate) struct Dice(u64);
 
 impl Dice {
     pub(crate) fn new() -> Self {
-        let given = std::env::var("TASKWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+        let from_env = std::env::var("TASKWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = from_env.unwrap_or_else(|| RandomState::new().build_hasher().finish());
         eprintln!("TASKWIRE_SEED={seed}");
         Self(seed | 1)
     }
@@ -67,7 +67,7 @@ pub(crate) fn tool(name: &str, keys: &str) -> String {
     format!("[[tool]]\nname = \"{name}\"\ndescription = \"A tool of a test\"\n{keys}\n")
 }
 
-/// A process that is there because of a place.
+/// A process that runs because of a server directory.
 #[derive(Debug)]
 pub(crate) struct FoundProcess {
     pub(crate) pid: u32,
@@ -102,12 +102,12 @@ pub(crate) struct ServerDir {
 impl ServerDir {
     /// With this configuration, in which `@DIR@` is the directory.
     pub(crate) fn new(config: &str) -> Self {
-        let place = Self { dir: TempDir::new(), port: free_port() };
-        place.write("taskwire.toml", &config.replace("@DIR@", place.dir.path().to_str().expect("a path of plain text")));
-        place
+        let server_dir = Self { dir: TempDir::new(), port: free_port() };
+        server_dir.write("taskwire.toml", &config.replace("@DIR@", server_dir.dir.path().to_str().expect("a path of plain text")));
+        server_dir
     }
 
-    /// A place in it, as an argument.
+    /// A path in it, as an argument.
     pub(crate) fn path(&self, name: &str) -> String {
         self.dir.join(name)
     }
@@ -140,21 +140,21 @@ impl ServerDir {
         CommandServer::spawn(&mut command, self.port)
     }
 
-    /// Starts the server, always in the same place.
+    /// Starts the server, always with the same files and port.
     pub(crate) fn start(&self) -> CommandServer {
-        let node = self.spawn();
-        node.ready();
-        node
+        let server = self.spawn();
+        server.ready();
+        server
     }
 
-    /// All that runs because of this place, except for its servers.
+    /// All processes that run because of this directory, except for its servers.
     pub(crate) fn processes(&self) -> Vec<FoundProcess> {
         let mut found = processes_with(&self.path(""));
         found.retain(|found| found.words.split('\0').nth(1) != Some("serve"));
         found
     }
 
-    /// The processes of a task: they, and their children, are told which task they work for.
+    /// The processes of a task: the environment of each, and of its children, names the task.
     pub(crate) fn processes_of(&self, id: &str) -> Vec<FoundProcess> {
         let marker = format!("TASKWIRE_TASK={id}\0");
         let mut found = self.processes();

@@ -1,5 +1,5 @@
-//! Readers that are behind: what they were not given while they did not read comes later, or they are told that it does not. And
-//! what a server says of it may be nonsense.
+//! Readers that are behind: output that had no room while they did not read comes later, or as a gap. And the server's numbers may
+//! be nonsense.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::kit::PARTIALS;
 
-/// Further than numbers of output go, and far from where numbers end.
+/// Far beyond the numbers of the output, and far below the largest number.
 const FAR: u64 = 1 << 60;
 
 /// Answers reads of a task's output with one chunk each, for as long as there are any.
@@ -29,7 +29,7 @@ async fn reads_by_one(script: &ScriptedServer, id: &str, texts: &[String]) -> In
     }
 }
 
-/// Plays in a thread of its own, which may be left behind: who goes round in circles cannot be stopped.
+/// Runs a test in a thread of its own, which may be left behind: an endless loop cannot be stopped.
 fn apart<F: Future<Output = ()>>(play: impl FnOnce() -> F + Send + 'static) {
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -98,36 +98,36 @@ async fn output_that_had_no_room_and_cannot_be_asked_for_is_told_as_a_gap() {
     // There is always room for one, and never for two.
     let limits = Limits { buffer_bytes: 1, ..Limits::default() };
     let client = joined(&script, Options { limits, ..legacy::options(&script) }, partials()).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     // In one piece, so that all are there at once.
     let all: String = (0..10).map(|seq| event(seq, "x")).collect();
     wait.raw(all.as_bytes()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 x"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 x"]);
     wait.result(ended("t1", "done")).await;
-    let told = script.as_time_passes("the end", 100 * MS, rest(&mut run)).await;
-    assert_eq!(told, ["gap 1..10", "done: done"]);
+    let briefs = script.as_time_passes("the end", 100 * MS, rest(&mut call)).await;
+    assert_eq!(briefs, ["gap 1..10", "done: done"]);
 }
 
 #[tokio::test]
 async fn word_of_progress_does_not_hide_that_output_is_missing() {
     let script = scripted().await;
     let client = joined(&script, legacy::options(&script), partials()).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     wait.raw(format!("{}{}", event(0, "a"), event(2, "c")).as_bytes()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     // More often than output that came too early waits for what belongs before it.
     let mut heard = Vec::new();
     for n in 1..=6 {
         wait.event(progress(&json!("t"), json!({"progress": n, "_meta": related("t1")}))).await;
         while heard.last() != Some(&format!("progress {n}")) {
-            heard.extend(next_briefs(&mut run, 1).await);
+            heard.extend(next_briefs(&mut call, 1).await);
         }
         script.clock.advance(400 * MS);
     }
     heard.retain(|brief| !brief.starts_with("progress"));
     assert_eq!(heard, ["gap 1..2", "2 c"]);
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 // Servers that say what cannot be.
@@ -137,14 +137,14 @@ fn an_acknowledgement_from_far_beyond_all_output_ends_well() {
     apart(|| async {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let mut run = script.run(&client, "t1").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+        let mut call = script.run(&client, "t1").await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
         let honoured = json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": FAR, "nextSeq": FAR}]});
-        let mut listen = while_waiting(&mut run, script.listen_as(|_| honoured)).await;
+        let mut listen = while_waiting(&mut call, script.listen_as(|_| honoured)).await;
         listen.task(completed("t1", "end")).await;
-        let told = rest(&mut run).await;
-        assert!(told[0].starts_with("gap 0.."), "{told:?}");
-        assert_eq!(told[1..], ["done: end"]);
+        let briefs = rest(&mut call).await;
+        assert!(briefs[0].starts_with("gap 0.."), "{briefs:?}");
+        assert_eq!(briefs[1..], ["done: end"]);
     });
 }
 
@@ -153,18 +153,18 @@ fn a_page_from_far_beyond_all_output_ends_well() {
     apart(|| async {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 2, "c").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+        assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
         let far = json!({"resultType": "complete", "chunks": [], "fromSeq": FAR, "nextSeq": FAR, "done": false});
-        while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(far).await;
+        while_waiting(&mut call, script.expect_of(READ, "t1")).await.result(far).await;
         listen.task(completed("t1", "end")).await;
-        let told = rest(&mut run).await;
+        let briefs = rest(&mut call).await;
         // What has come is not lost.
-        assert_eq!(told[..2], ["gap 1..2", "2 c"]);
-        assert!(told[2].starts_with("gap 3.."), "{told:?}");
-        assert_eq!(told[3..], ["done: end"]);
+        assert_eq!(briefs[..2], ["gap 1..2", "2 c"]);
+        assert!(briefs[2].starts_with("gap 3.."), "{briefs:?}");
+        assert_eq!(briefs[3..], ["done: end"]);
     });
 }
 
@@ -175,20 +175,20 @@ async fn a_server_that_does_not_hold_a_read_is_not_asked_as_fast_as_it_answers()
         script.may_remain(kind);
     }
     let client = script.client().await;
-    let mut run = script.run(&client, "t1").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    while_waiting(&mut run, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
-    let mut read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
+    let mut call = script.run(&client, "t1").await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    while_waiting(&mut call, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
+    let mut read = while_waiting(&mut call, script.expect_of(READ, "t1")).await;
     for n in 0..4 {
         assert_eq!(read.params()["waitMs"], 20_000);
         let before = script.clock.now();
         read.result(page(0, &[], false)).await;
-        read = script.as_time_passes("another read", 50 * MS, while_waiting(&mut run, script.expect_of(READ, "t1"))).await;
+        read = script.as_time_passes("another read", 50 * MS, while_waiting(&mut call, script.expect_of(READ, "t1"))).await;
         let passed = read.at.since(before);
         assert!(passed >= SECOND, "read {n} after {passed:?}");
     }
-    // What is there is told at once, and more of it asked for.
+    // The client delivers what is there at once, and asks for more.
     read.result(page(0, &["a"], false)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
-    assert_eq!(while_waiting(&mut run, script.expect_of(READ, "t1")).await.params()["fromSeq"], 1);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
+    assert_eq!(while_waiting(&mut call, script.expect_of(READ, "t1")).await.params()["fromSeq"], 1);
 }

@@ -1,4 +1,4 @@
-//! What stands between a client and our server.
+//! A proxy between a client and our server.
 
 use taskwire::client::Target;
 use tokio::{
@@ -8,7 +8,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Passes on what both say, and cuts them off when it is told to. It can keep a word from the server.
+/// Passes on what both send, and cuts the connections when the test says so. It can hide a word from the server.
 pub(crate) struct Between {
     port: u16,
     cuts: watch::Sender<u64>,
@@ -16,7 +16,7 @@ pub(crate) struct Between {
 }
 
 impl Between {
-    /// Before the server at this port, which does not hear this word; an empty one hides nothing.
+    /// Before the server at this port, which does not see this word; an empty one hides nothing.
     pub(crate) async fn new(server: u16, hidden: &'static [u8]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
@@ -63,7 +63,7 @@ async fn pass(client: TcpStream, server: u16, hidden: &[u8]) {
     let up = async {
         let mut bytes = Vec::new();
         while matches!(from_client.read_buf(&mut bytes).await, Ok(1..)) {
-            while let Some(at) = place_of(hidden, &bytes) {
+            while let Some(at) = position_of(hidden, &bytes) {
                 // As long as before, and another word.
                 bytes[at + 1] = b'x';
             }
@@ -82,7 +82,7 @@ async fn pass(client: TcpStream, server: u16, hidden: &[u8]) {
     }
 }
 
-/// Where a word is, if it is one.
-fn place_of(word: &[u8], bytes: &[u8]) -> Option<usize> {
+/// The position of a word, if it is not empty.
+fn position_of(word: &[u8], bytes: &[u8]) -> Option<usize> {
     if word.is_empty() { None } else { bytes.windows(word.len()).position(|window| window == word) }
 }

@@ -157,7 +157,7 @@ async fn a_server_of_another_modern_version_is_not_asked_for_a_session() {
 #[tokio::test]
 async fn a_server_that_needs_more_of_its_client_is_not_asked_for_a_session() {
     let data = json!({"requiredCapabilities": {"sampling": {}}});
-    // -32003 is what a draft called it: the data tell.
+    // -32003 is the code of a draft: the data say what it means.
     for code in [-32021, -32003] {
         let error = fails(Says::Error(400, code, data.clone())).await;
         assert!(matches!(&error, Error::Capability { needed, .. } if needed == "sampling"), "{code}: {error:?}");
@@ -276,7 +276,7 @@ async fn an_era_that_proves_wrong_is_found_out_anew() {
 
 // On standard input and output.
 
-/// A program that says what its steps tell it to.
+/// A program that plays scripted steps.
 struct Program {
     dir: TempDir,
     clock: ManualClock,
@@ -404,8 +404,8 @@ async fn a_program_that_needs_more_of_its_client_is_not_asked_for_a_session() {
     }
 }
 
-/// Connects to a program that does not serve, while time stands still; what is said of it.
-async fn told_of(words: &[&str], era: Option<Era>) -> String {
+/// Connects to a program that does not serve, while time stands still; the message of the error.
+async fn connect_error(words: &[&str], era: Option<Era>) -> String {
     let options = Options { clock: Arc::new(manual_clock()), era, ..Options::default() };
     let target = Target::Command(words.iter().map(|word| (*word).to_owned()).collect());
     let error = with_timeout("the error", Client::connect(target, options)).await.map(drop).expect_err("an error");
@@ -416,8 +416,8 @@ async fn told_of(words: &[&str], era: Option<Era>) -> String {
 #[tokio::test]
 async fn a_program_that_cannot_be_started_is_told_at_once() {
     for era in [None, Some(Era::Modern), Some(Era::Legacy)] {
-        let told = told_of(&["/nowhere/no-such-program"], era).await;
-        assert!(told.contains("`/nowhere/no-such-program` cannot be started"), "{era:?}: {told}");
+        let message = connect_error(&["/nowhere/no-such-program"], era).await;
+        assert!(message.contains("`/nowhere/no-such-program` cannot be started"), "{era:?}: {message}");
     }
 }
 
@@ -425,14 +425,14 @@ async fn a_program_that_cannot_be_started_is_told_at_once() {
 async fn a_program_that_ends_is_told_at_once_with_how_and_with_its_last_lines() {
     let script = "echo early >&2; for n in 1 2 3 4 5; do echo \"line $n\" >&2; done; exit 3";
     for era in [None, Some(Era::Modern), Some(Era::Legacy)] {
-        let told = told_of(&["sh", "-c", script], era).await;
+        let message = connect_error(&["sh", "-c", script], era).await;
         let expected = ": the server ended with exit code 3; its last lines:\n  line 1\n  line 2\n  line 3\n  line 4\n  line 5";
-        assert!(told.starts_with("cannot reach stdio:sh -c ") && told.ends_with(expected), "{era:?}: {told}");
+        assert!(message.starts_with("cannot reach stdio:sh -c ") && message.ends_with(expected), "{era:?}: {message}");
     }
-    let told = told_of(&["sh", "-c", "echo no module named mcp >&2; kill -9 $$"], None).await;
-    assert!(told.ends_with(": the server ended by signal 9; it last said: no module named mcp"), "{told}");
-    let told = told_of(&["sh", "-c", "exit 0"], None).await;
-    assert!(told.ends_with(": the server ended with exit code 0"), "{told}");
+    let message = connect_error(&["sh", "-c", "echo no module named mcp >&2; kill -9 $$"], None).await;
+    assert!(message.ends_with(": the server ended by signal 9; it last said: no module named mcp"), "{message}");
+    let message = connect_error(&["sh", "-c", "exit 0"], None).await;
+    assert!(message.ends_with(": the server ended with exit code 0"), "{message}");
 }
 
 #[tokio::test]
@@ -456,9 +456,9 @@ async fn a_program_that_has_ended_is_started_again_and_asked_again() {
         {"on": "tasks/get", "result": complete(completed("t1", "done"))},
     ]));
     let client = program.connects().await.expect("a connection");
-    let view = program.as_time_passes("the second life", 5 * MS, client.task("t1")).await.expect("a view");
-    assert_eq!(view.status, Status::Working);
-    let view = program.as_time_passes("the same life", 5 * MS, client.task("t1")).await.expect("a view");
-    assert_eq!(view.status, Status::Completed);
+    let snapshot = program.as_time_passes("the second life", 5 * MS, client.task("t1")).await.expect("a view");
+    assert_eq!(snapshot.status, Status::Working);
+    let snapshot = program.as_time_passes("the same life", 5 * MS, client.task("t1")).await.expect("a view");
+    assert_eq!(snapshot.status, Status::Completed);
     assert_eq!(program.heard().iter().filter(|method| *method == "tasks/get").count(), 3);
 }

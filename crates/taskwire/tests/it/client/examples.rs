@@ -51,15 +51,15 @@ async fn client_of(script: &ScriptedServer) -> Client {
 
 /// A call that is answered with this handle, of a server that pushes nothing.
 async fn handed(script: &ScriptedServer, client: &Client, handle: Value) -> Call {
-    let (mut run, ()) = start_job(client, script.answers("tools/call", handle)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, [format!("task {TASK}")]);
-    while_waiting(&mut run, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
-    run
+    let (mut call, ()) = start_job(client, script.answers("tools/call", handle)).await;
+    assert_eq!(next_briefs(&mut call, 1).await, [format!("task {TASK}")]);
+    while_waiting(&mut call, script.expect(LISTEN)).await.error(404, -32601, "no such method", Value::Null).await;
+    call
 }
 
 /// The next look at the task shows this.
-async fn looks(script: &ScriptedServer, run: &mut Call, state: Value) {
-    let get = script.as_time_passes("a look", SECOND, while_waiting(run, script.expect_of("tasks/get", TASK))).await;
+async fn looks(script: &ScriptedServer, call: &mut Call, state: Value) {
+    let get = script.as_time_passes("a look", SECOND, while_waiting(call, script.expect_of("tasks/get", TASK))).await;
     get.result(state).await;
 }
 
@@ -69,21 +69,21 @@ async fn looks(script: &ScriptedServer, run: &mut Call, state: Value) {
 async fn the_call_of_the_extensions_page_goes_as_it_is_shown_there() {
     let script = ScriptedServer::start().await;
     let client = client_of(&script).await;
-    let mut run = handed(&script, &client, handle()).await;
+    let mut call = handed(&script, &client, handle()).await;
     for state in [at_work(), asks()] {
-        looks(&script, &mut run, state).await;
+        looks(&script, &mut call, state).await;
     }
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks name: Your name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks name: Your name?"]);
     // The same question at the next look is not asked again.
-    looks(&script, &mut run, asks()).await;
-    let answering = run.answer("name", Answer::accept(json!({"name": "Luca"})));
+    looks(&script, &mut call, asks()).await;
+    let answering = call.answer("name", Answer::accept(json!({"name": "Luca"})));
     let acknowledging = script.answers("tasks/update", json!({"resultType": "complete"}));
     with_timeout("the answer", async { tokio::join!(answering, acknowledging).0 }).await.expect("taken");
-    looks(&script, &mut run, at_work()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["settled name"]);
+    looks(&script, &mut call, at_work()).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["settled name"]);
     let greeting = json!({"status": "completed", "result": {"content": [text("Hello, Luca!")], "isError": false}});
-    looks(&script, &mut run, with_members(at_work(), greeting)).await;
-    assert_eq!(rest(&mut run).await, ["done: Hello, Luca!"]);
+    looks(&script, &mut call, with_members(at_work(), greeting)).await;
+    assert_eq!(rest(&mut call).await, ["done: Hello, Luca!"]);
 }
 
 #[tokio::test]
@@ -107,9 +107,9 @@ async fn handles_are_taken_in_each_form_that_the_documents_show() {
         let script = ScriptedServer::start().await;
         script.always("tools/list", with_members(tool_list(json!([job()])), json!({"ttlMs": 60_000.0})));
         let client = client_of(&script).await;
-        let mut run = handed(&script, &client, created.clone()).await;
-        looks(&script, &mut run, with_members(at_work(), json!({"status": "cancelled"}))).await;
-        assert_eq!(rest(&mut run).await, ["cancelled"], "{created}");
+        let mut call = handed(&script, &client, created.clone()).await;
+        looks(&script, &mut call, with_members(at_work(), json!({"status": "cancelled"}))).await;
+        assert_eq!(rest(&mut call).await, ["cancelled"], "{created}");
     }
 }
 
@@ -129,10 +129,10 @@ async fn a_look_is_taken_in_each_form_that_the_documents_show() {
     shown.extend(failures());
     for (state, expected) in shown {
         let looking = async { tokio::join!(client.task(TASK), script.answers("tasks/get", state.clone())).0 };
-        let view = with_timeout("a look", looking).await.unwrap_or_else(|error| panic!("{state}: {error}"));
-        assert_eq!(view.outcome.as_ref().map_or_else(|| view.status.to_string(), end), expected, "{state}");
-        assert_eq!(view.ttl_ms, Some(3_600_000), "{state}");
-        assert_eq!(view.message.as_deref(), state["statusMessage"].as_str());
+        let snapshot = with_timeout("a look", looking).await.unwrap_or_else(|error| panic!("{state}: {error}"));
+        assert_eq!(snapshot.outcome.as_ref().map_or_else(|| snapshot.status.to_string(), end), expected, "{state}");
+        assert_eq!(snapshot.ttl_ms, Some(3_600_000), "{state}");
+        assert_eq!(snapshot.message.as_deref(), state["statusMessage"].as_str());
     }
     // What is said of another task says nothing of this one, whatever it calls itself.
     let other = with_members(handle(), json!({"taskId": "another"}));
@@ -146,9 +146,9 @@ async fn a_run_ends_as_the_documents_examples_say() {
     for (state, expected) in failures() {
         let script = ScriptedServer::start().await;
         let client = client_of(&script).await;
-        let mut run = handed(&script, &client, handle()).await;
-        looks(&script, &mut run, state).await;
-        assert_eq!(rest(&mut run).await, [expected]);
+        let mut call = handed(&script, &client, handle()).await;
+        looks(&script, &mut call, state).await;
+        assert_eq!(rest(&mut call).await, [expected]);
     }
 }
 
@@ -169,11 +169,11 @@ async fn a_state_is_pushed_in_each_form_that_the_documents_show() {
     ] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, TASK).await;
+        let (mut call, mut listen) = script.watched(&client, TASK).await;
         for state in before.into_iter().chain([last.clone()]) {
             listen.sse.notify("notifications/tasks", state).await;
         }
-        assert_eq!(rest(&mut run).await, ["done: end"], "{last}");
+        assert_eq!(rest(&mut call).await, ["done: end"], "{last}");
     }
 }
 
@@ -207,19 +207,19 @@ fn core(status: &str, more: Value) -> Value {
 async fn a_task_of_2025_11_25_goes_as_its_page_shows_it() {
     let words = json!({"statusMessage": "The operation is in progress."});
     let made = json!({"task": core("working", with_members(words.clone(), json!({"ttl": 60_000})))});
-    for is_told in [true, false] {
+    for has_status in [true, false] {
         let script = scripted().await;
         script.may_remain("tasks/result");
         script.always("tasks/get", core("working", words.clone()));
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(made.clone()).await }).await;
-        let mut wait = waited(&script, &mut run, TASK).await.sse().await;
-        if is_told {
+        let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(made.clone()).await }).await;
+        let mut wait = waited(&script, &mut call, TASK).await.sse().await;
+        if has_status {
             wait.event(status(core("completed", json!({"lastUpdatedAt": "2025-11-25T10:50:00Z", "ttl": 60_000})))).await;
         }
         wait.result(json!({"content": [text("72°F")], "isError": false, "_meta": related(TASK)})).await;
-        let told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-        assert_eq!(told, ["done: 72°F"], "{is_told}");
+        let briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+        assert_eq!(briefs, ["done: 72°F"], "{has_status}");
     }
 }
 
@@ -230,9 +230,9 @@ async fn tasks_of_2025_11_25_are_looked_at_listed_and_cancelled_as_its_page_show
     // It failed, and says so in words; the error is that of its result.
     script.always("tasks/get", core("failed", json!({"pollInterval": null, "statusMessage": "The tool failed: too many requests"})));
     let refusing = async { awaited(&script, "tasks/result").await.error(200, -31999, "too many requests", Value::Null).await };
-    let view = with_timeout("a look", async { tokio::join!(client.task(TASK), refusing).0 }).await.expect("it is there");
-    assert_eq!((view.status, view.ttl_ms, view.poll_ms), (Status::Failed, Some(30_000), None));
-    assert_eq!(view.outcome.as_ref().map(end).as_deref(), Some("failed: -31999 too many requests"));
+    let snapshot = with_timeout("a look", async { tokio::join!(client.task(TASK), refusing).0 }).await.expect("it is there");
+    assert_eq!((snapshot.status, snapshot.ttl_ms, snapshot.poll_ms), (Status::Failed, Some(30_000), None));
+    assert_eq!(snapshot.outcome.as_ref().map(end).as_deref(), Some("failed: -31999 too many requests"));
 
     let second = json!({"taskId": "abc123-def456-ghi789", "status": "completed", "createdAt": "2025-11-25T09:15:00Z",
         "lastUpdatedAt": "2025-11-25T10:40:00Z", "ttl": 60_000});
@@ -292,17 +292,17 @@ async fn a_streamed_result_is_taken_as_sep_1905_shows_it() {
     script.may_remain("tasks/result");
     let client = client_of_modes(&script).await;
     let first = segments(1, &[text("Weather. "), text("Activities. ")], false);
-    let (mut run, mut events) = held(&script, &client, |call| response(call.id(), first)).await;
-    assert_eq!(next_briefs(&mut run, 3).await, [format!("task {TASK}").as_str(), "0 Weather. ", "1 Activities. "]);
+    let (mut call, mut events) = held(&script, &client, |request| response(request.id(), first)).await;
+    assert_eq!(next_briefs(&mut call, 3).await, [format!("task {TASK}").as_str(), "0 Weather. ", "1 Activities. "]);
     // Without `isError`, as its example of an event.
     let further = response(&events.id, with_members(segments(3, &[text("More.")], false), json!({"isError": null})));
     events.raw(format!("event: message\nid: event-123\ndata: {further}\n\n").as_bytes()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["2 More."]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["2 More."]);
     let last = response(&events.id, segments(4, &[video()], true));
     events.event(last).await;
     events.end().await;
-    let told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-    assert_eq!(told, ["3 ", "done: Weather. Activities. More."], "what is no text is no text of the output");
+    let briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+    assert_eq!(briefs, ["3 ", "done: Weather. Activities. More."], "what is no text is no text of the output");
 }
 
 #[tokio::test]
@@ -312,15 +312,15 @@ async fn a_streamed_result_is_resumed_as_sep_1905_shows_it() {
     // Task and segment in one, without moments and without metadata.
     let task = json!({"taskId": TASK, "status": "working", "ttl": 60_000, "pollInterval": 5000});
     let first = with_members(segments(1, &[text("Initial result segment")], false), json!({"task": task, "_meta": null}));
-    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
+    let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
     let resuming = async {
         let asked = script.expect_of("tasks/result", TASK).await;
         assert_eq!(asked.params()["lastSeqNr"], 1, "{asked:?}");
         asked.result(segments(2, &[video()], true)).await;
     };
-    let ending = async { tokio::join!(rest(&mut run), resuming).0 };
-    let told = script.as_time_passes("the end", 10 * MS, ending).await;
-    assert_eq!(told, [format!("task {TASK}").as_str(), "0 Initial result segment", "1 ", "done: Initial result segment"]);
+    let ending = async { tokio::join!(rest(&mut call), resuming).0 };
+    let briefs = script.as_time_passes("the end", 10 * MS, ending).await;
+    assert_eq!(briefs, [format!("task {TASK}").as_str(), "0 Initial result segment", "1 ", "done: Initial result segment"]);
 }
 
 // SEP-2679.
@@ -330,12 +330,12 @@ async fn a_partial_is_taken_as_sep_2679_shows_it() {
     let script = scripted().await;
     script.may_remain("tasks/result");
     let client = joined(&script, options(&script), having(json!({"streaming": {"partial": {}}}))).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     let partial = json!({"taskId": "t1", "content": [text("partial output chunk...")], "seq": 0});
     wait.notify("notifications/tasks/partial", partial).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 partial output chunk..."]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 partial output chunk..."]);
     wait.event(status(json!({"taskId": "t1", "status": "completed"}))).await;
     wait.result(ended("t1", "the whole")).await;
-    let told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-    assert_eq!(told, ["done: the whole"]);
+    let briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+    assert_eq!(briefs, ["done: the whole"]);
 }

@@ -1,4 +1,5 @@
-//! One stream for many runs: who joins it late, who asks for more than there is room for, and what comes on it later than elsewhere.
+//! One stream for many calls: calls that join it late, that ask for more than there is room for, and output that comes on it later
+//! than elsewhere.
 
 use serde_json::{Value, json};
 use taskwire::{
@@ -20,15 +21,15 @@ async fn acknowledged(asked: ScriptedRequest) -> Listen {
     listen
 }
 
-/// What follows in this run, in short and whatever it is.
-async fn exactly(run: &mut Call) -> Option<String> {
-    next(run).await.as_ref().map(brief)
+/// The next event of this call, in short and whatever it is.
+async fn exactly(call: &mut Call) -> Option<String> {
+    next(call).await.as_ref().map(brief)
 }
 
-// One task, two runs.
+// One task, two calls.
 
-/// A run that was told three chunks of `t1`, another one that needs another stream, and a third one that begins `t1` anew before
-/// that stream is there.
+/// A call that has three chunks of `t1`, another one that needs another stream, and a third one that begins `t1` anew before that
+/// stream is there.
 struct Late {
     one: Call,
     two: Call,
@@ -52,7 +53,7 @@ impl Late {
         let anew = Reference { next: 0, ..one.reference().expect("a task") };
         let mut two = with_timeout("the task", client.attach(&anew)).await.expect("a run");
         assert_eq!(next_briefs(&mut two, 1).await, ["task t1"]);
-        // Who looks has taken its seat.
+        // A call that polls is registered by then.
         let look = while_waiting(&mut two, script.expect_of("tasks/get", "t1")).await;
         look.result(complete(task("t1", "working"))).await;
         Self { one, two, other, first, asked }
@@ -138,12 +139,12 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
         script.may_remain(kind);
     }
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     let mut waits = Vec::new();
     for _ in 0..5 {
         let before = script.clock.now();
         listen.cut();
-        let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut run, script.expect(LISTEN))).await;
+        let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut call, script.expect(LISTEN))).await;
         waits.push(asked.at.since(before));
         listen = acknowledged(asked).await;
     }
@@ -153,10 +154,10 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
     }
     // What says something is worth coming back to.
     listen.partial("t1", 0, "a").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     let before = script.clock.now();
     listen.cut();
-    let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut run, script.expect(LISTEN))).await;
+    let asked = script.as_time_passes("another stream", 20 * MS, while_waiting(&mut call, script.expect(LISTEN))).await;
     let wait = asked.at.since(before);
     assert!(wait < 4_000 * MS, "{wait:?}");
 }
@@ -167,27 +168,27 @@ async fn a_stream_that_ends_as_soon_as_it_is_there_is_opened_less_and_less_often
 async fn a_state_that_was_overtaken_does_not_settle_a_question() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     let at = |state: Value, seconds: u32| with_members(state, json!({"lastUpdatedAt": format!("2026-07-28T00:00:{seconds:02}.000Z")}));
     let asks = || at(asking("t1", json!({"k": form("Name?")})), 5);
     // A look finds the question before the stream has come so far.
-    let look = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let look = script.as_time_passes("a look", 20 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     look.result(complete(asks())).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     listen.task(at(with_members(task("t1", "working"), json!({"statusMessage": "step 2"})), 3)).await;
     listen.partial("t1", 0, "a").await;
-    assert_eq!(exactly(&mut run).await.as_deref(), Some("0 a"), "that state is over");
+    assert_eq!(exactly(&mut call).await.as_deref(), Some("0 a"), "that state is over");
     listen.task(asks()).await;
     listen.partial("t1", 1, "b").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["1 b"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["1 b"]);
     let update = async {
         let asked = script.expect("tasks/update").await;
         assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": "Ada"}}}));
         asked.result(json!({"resultType": "complete"})).await;
     };
-    let answering = async { tokio::join!(run.answer("k", Answer::accept(json!({"name": "Ada"}))), update) };
+    let answering = async { tokio::join!(call.answer("k", Answer::accept(json!({"name": "Ada"}))), update) };
     with_timeout("the answer", answering).await.0.expect("it is open");
     listen.task(at(task("t1", "working"), 6)).await;
     listen.task(at(completed("t1", "end"), 7)).await;
-    assert_eq!(rest(&mut run).await, ["settled k", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["settled k", "done: end"]);
 }

@@ -1,5 +1,5 @@
-//! The client in the legacy era: the handshake and its session, streams that are come back to, questions that are requests,
-//! and core tasks. The server is a script that misbehaves where it can, and at the end our own.
+//! The client in the legacy era: the handshake and its session, streams that it resumes, questions that are requests, and core
+//! tasks. The server is a script that misbehaves where it can, and at the end our own.
 
 use std::time::Duration;
 
@@ -48,12 +48,12 @@ pub(crate) fn tools_of(support: &str) -> Value {
     json!({"tools": [{"name": "job", "description": "For a test", "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}}]})
 }
 
-/// What a server can do that has tasks, and this besides.
+/// The capabilities of a server that has tasks, and these besides.
 pub(crate) fn having(more: Value) -> Value {
     json!({"tools": {}, "tasks": with_members(json!({"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}), more)})
 }
 
-/// What a server can do that tells output.
+/// The capabilities of a server that sends partial results.
 pub(crate) fn partials() -> Value {
     having(json!({"streaming": {"partial": {}}}))
 }
@@ -90,12 +90,12 @@ pub(crate) fn ended(id: &str, said: &str) -> Value {
     with_members(answer(said), json!({"_meta": related(id)}))
 }
 
-/// The state of a task, told.
+/// The notification of a task's status.
 pub(crate) fn status(task: Value) -> Value {
     json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task})
 }
 
-/// How far a call is, told under this token.
+/// The notification of progress under this token.
 pub(crate) fn progress(token: &Value, far: Value) -> Value {
     json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": with_members(far, json!({"progressToken": token}))})
 }
@@ -207,14 +207,14 @@ pub(crate) async fn comes_back(script: &ScriptedServer) -> ScriptedRequest {
     again
 }
 
-/// The next request for the result of a task, which comes when its run is read. What is told on the way is that it is a task.
-pub(crate) async fn waited(script: &ScriptedServer, run: &mut Call, task: &str) -> ScriptedRequest {
+/// The next request for the result of a task, which comes when its call is read. Before it the call has become a task.
+pub(crate) async fn waited(script: &ScriptedServer, call: &mut Call, task: &str) -> ScriptedRequest {
     let waiting = script.expect_of("tasks/result", task);
     tokio::pin!(waiting);
     loop {
         tokio::select! {
             asked = &mut waiting => return asked,
-            event = run.next() => match event {
+            event = call.next() => match event {
                 Some(Ok(Event::Task(_) | Event::Status(_) | Event::Connection(_))) => {}
                 other => panic!("{other:?} came before the result was waited for"),
             },
@@ -227,11 +227,11 @@ pub(crate) async fn made_by(script: &ScriptedServer, client: &Client, task: &str
     start_job(client, async { awaited(script, "tools/call").await.result(made(task)).await }).await.0
 }
 
-/// A call that has become this task, as was told, and the stream on which its result is waited for.
+/// A call that has become this task, and the stream on which the client waits for its result.
 pub(crate) async fn begun(script: &ScriptedServer, client: &Client, task: &str) -> (Call, Sse) {
-    let mut run = made_by(script, client, task).await;
-    let wait = waited(script, &mut run, task).await.sse().await;
-    (run, wait)
+    let mut call = made_by(script, client, task).await;
+    let wait = waited(script, &mut call, task).await.sse().await;
+    (call, wait)
 }
 
 /// A call whose answer is an event stream that begins with this message.
@@ -255,16 +255,16 @@ async fn answering<T>(script: &ScriptedServer, method: &str, result: Value) -> T
     }
 }
 
-/// What is told, without word of questions that were settled.
-pub(crate) fn unsettled(mut told: Vec<String>) -> Vec<String> {
-    told.retain(|brief| !brief.starts_with("settled"));
-    told
+/// These events without those about settled questions.
+pub(crate) fn unsettled(mut briefs: Vec<String>) -> Vec<String> {
+    briefs.retain(|brief| !brief.starts_with("settled"));
+    briefs
 }
 
-/// The next question of a run.
-async fn asked(run: &mut Call) -> Question {
+/// The next question of a call.
+async fn asked(call: &mut Call) -> Question {
     loop {
-        match next_notable(run).await {
+        match next_notable(call).await {
             Some(Event::Question(input)) => return input,
             Some(Event::Done(outcome)) => panic!("it ended without a question: {}", end(&outcome)),
             Some(_) => {}
@@ -274,9 +274,9 @@ async fn asked(run: &mut Call) -> Question {
 }
 
 /// Reads events up to one that fits.
-async fn until(run: &mut Call, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
+async fn until(call: &mut Call, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
     loop {
-        let event = next(run).await.unwrap_or_else(|| panic!("the run ended before {what}"));
+        let event = next(call).await.unwrap_or_else(|| panic!("the run ended before {what}"));
         if fits(&event) {
             return event;
         }
@@ -284,7 +284,7 @@ async fn until(run: &mut Call, what: &str, fits: impl Fn(&Event) -> bool) -> Eve
 }
 
 /// Answers a question, and gives the message that the server got.
-async fn answers(script: &ScriptedServer, run: &Call, key: &str, answer: Answer) -> Value {
+async fn answers(script: &ScriptedServer, call: &Call, key: &str, answer: Answer) -> Value {
     let taking = async {
         let reply = script.expect_reply().await;
         is_ours(&reply);
@@ -292,12 +292,12 @@ async fn answers(script: &ScriptedServer, run: &Call, key: &str, answer: Answer)
         reply.empty(202).await;
         message
     };
-    let (answered, message) = with_timeout("the answer", async { tokio::join!(run.answer(key, answer), taking) }).await;
+    let (answered, message) = with_timeout("the answer", async { tokio::join!(call.answer(key, answer), taking) }).await;
     answered.expect("taken");
     message
 }
 
-/// The error that a call came to, however it is told.
+/// The error that a call ended with, whether the request or the task failed.
 fn refused(outcome: Result<Outcome, Error>) -> RpcError {
     match outcome {
         Err(Error::Rpc(error)) | Ok(Outcome::Failed(error)) => error,
@@ -396,34 +396,34 @@ async fn every_request_names_the_session_and_the_version() {
         let list = script.expect("tools/list").await;
         is_ours(&list);
         list.result(tools_of("optional")).await;
-        let call = script.expect("tools/call").await;
-        is_ours(&call);
-        call.result(made("t1")).await;
+        let request = script.expect("tools/call").await;
+        is_ours(&request);
+        request.result(made("t1")).await;
     };
-    let (mut run, ()) = start_job(&client, playing).await;
-    let wait = waited(&script, &mut run, "t1").await;
+    let (mut call, ()) = start_job(&client, playing).await;
+    let wait = waited(&script, &mut call, "t1").await;
     is_ours(&wait);
     let mut wait = wait.sse().await;
     let looking = async {
         tokio::select! {
-            view = client.task("t1") => view,
+            snapshot = client.task("t1") => snapshot,
             never = answering(&script, "tasks/get", shown("t1", "working")) => never,
         }
     };
     assert_eq!(with_timeout("a look", looking).await.expect("a task").status, Status::Working);
     wait.event(question(&json!(1), form("Name?"), Some("t1"))).await;
-    let key = asked(&mut run).await.key;
-    answers(&script, &run, &key, ada()).await;
+    let key = asked(&mut call).await.key;
+    answers(&script, &call, &key, ada()).await;
     let cancelling = async {
         let cancel = script.expect_of("tasks/cancel", "t1").await;
         is_ours(&cancel);
         cancel.result(shown("t1", "cancelled")).await;
     };
-    let (cancelled, ()) = tokio::join!(run.cancel(), cancelling);
+    let (cancelled, ()) = tokio::join!(call.cancel(), cancelling);
     cancelled.expect("asked for");
     script.always("tasks/get", shown("t1", "cancelled"));
     wait.error(-32603, "Task was cancelled", Value::Null).await;
-    assert!(last(&mut run).await.starts_with("cancelled"));
+    assert!(last(&mut call).await.starts_with("cancelled"));
     let ending = async {
         let delete = script.expect_http("DELETE").await;
         is_ours(&delete);
@@ -561,9 +561,9 @@ async fn a_session_that_the_server_forgot_is_opened_again_and_the_call_goes_on()
 async fn a_session_that_is_forgotten_while_a_task_is_waited_for_is_opened_again_too() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let mut run = made_by(&script, &client, "t1").await;
+    let mut call = made_by(&script, &client, "t1").await;
     let lost = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "Session not found"}});
-    waited(&script, &mut run, "t1").await.json(404, lost).await;
+    waited(&script, &mut call, "t1").await.json(404, lost).await;
     let playing = async {
         greets(&script, "session-2", having(json!({}))).await;
         let again = awaited(&script, "tasks/result").await;
@@ -571,7 +571,7 @@ async fn a_session_that_is_forgotten_while_a_task_is_waited_for_is_opened_again_
         again.result(ended("t1", "done")).await;
     };
     script.as_time_passes("another wait", 10 * MS, playing).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
     assert_eq!((script.count("initialize"), script.count("tools/call")), (2, 1));
 }
 
@@ -740,7 +740,7 @@ async fn a_wait_that_breaks_off_goes_on_by_its_last_event_or_begins_anew() {
     for has_ids in [true, false] {
         let script = scripted().await;
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (mut run, mut wait) = begun(&script, &client, "t1").await;
+        let (mut call, mut wait) = begun(&script, &client, "t1").await;
         let first = wait.id.clone();
         if has_ids {
             wait.prime("w:1").await;
@@ -759,7 +759,7 @@ async fn a_wait_that_breaks_off_goes_on_by_its_last_event_or_begins_anew() {
             assert_ne!(again.id(), &first, "no name is used twice");
             again.result(ended("t1", "done")).await;
         }
-        assert_eq!(rest(&mut run).await, ["done: done"], "has ids: {has_ids}");
+        assert_eq!(rest(&mut call).await, ["done: done"], "has ids: {has_ids}");
     }
 }
 
@@ -768,7 +768,7 @@ async fn a_stream_that_the_server_does_not_know_any_more_is_waited_for_anew() {
     for status in [400, 404] {
         let script = scripted().await;
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (mut run, mut wait) = begun(&script, &client, "t1").await;
+        let (mut call, mut wait) = begun(&script, &client, "t1").await;
         wait.prime("w:1").await;
         wait.cut();
         let again = script.as_time_passes("the wait", 10 * MS, comes_back(&script)).await;
@@ -789,7 +789,7 @@ async fn a_stream_that_the_server_does_not_know_any_more_is_waited_for_anew() {
             }
         };
         script.as_time_passes("another wait", 10 * MS, playing).await;
-        assert_eq!(rest(&mut run).await, ["done: done"], "{status}");
+        assert_eq!(rest(&mut call).await, ["done: done"], "{status}");
         assert_eq!(script.count("tools/call"), 1);
     }
 }
@@ -798,7 +798,7 @@ async fn a_stream_that_the_server_does_not_know_any_more_is_waited_for_anew() {
 async fn a_stream_that_the_server_still_takes_for_open_is_come_back_to_later() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     let id = wait.id.clone();
     wait.prime("w:1").await;
     wait.cut();
@@ -811,7 +811,7 @@ async fn a_stream_that_the_server_still_takes_for_open_is_come_back_to_later() {
     let mut events = again.sse().await;
     events.event(response(&id, ended("t1", "done"))).await;
     events.end().await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
     assert_eq!(script.count("tasks/result"), 1);
 }
 
@@ -839,20 +839,20 @@ async fn a_held_call_tells_how_far_it_is_and_then_its_result() {
     script.always("tools/list", tools_of("forbidden"));
     let client = joined(&script, options(&script), having(json!({}))).await;
     let mut token = Value::Null;
-    let (mut run, mut events) = held(&script, &client, |call| {
-        token = call.meta()["progressToken"].clone();
+    let (mut call, mut events) = held(&script, &client, |request| {
+        token = request.meta()["progressToken"].clone();
         progress(&token, json!({"progress": 1, "total": 3, "message": "one"}))
     })
     .await;
     assert!(token.is_string() || token.is_i64(), "{token}");
-    // What is told under another name is not about this call.
+    // Progress under another token is not about this call.
     events.event(progress(&json!("another"), json!({"progress": 9}))).await;
     events.event(progress(&token, json!({"progress": 2.5}))).await;
     events.event(json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "half"}})).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["progress 1 of 3: one", "progress 2.5", r#"log "half""#]);
-    assert!(run.reference().is_none(), "it is no task");
+    assert_eq!(next_briefs(&mut call, 3).await, ["progress 1 of 3: one", "progress 2.5", r#"log "half""#]);
+    assert!(call.reference().is_none(), "it is no task");
     events.result(answer("done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -861,11 +861,11 @@ async fn a_held_call_that_nobody_wants_any_more_is_called_off() {
         let script = scripted().await;
         script.always("tools/list", tools_of("forbidden"));
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (run, mut events) = held(&script, &client, |call| progress(&call.meta()["progressToken"], json!({"progress": 1}))).await;
+        let (call, mut events) = held(&script, &client, |request| progress(&request.meta()["progressToken"], json!({"progress": 1}))).await;
         if is_detached {
-            assert!(run.detach().is_none(), "there is nothing to come back to");
+            assert!(call.detach().is_none(), "there is nothing to come back to");
         } else {
-            drop(run);
+            drop(call);
         }
         let off = script.expect("notifications/cancelled").await;
         is_ours(&off);
@@ -880,8 +880,8 @@ async fn a_held_call_that_nobody_wants_any_more_is_called_off() {
 async fn a_task_that_nobody_watches_any_more_goes_on() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (run, mut wait) = begun(&script, &client, "t1").await;
-    let reference = run.detach().expect("a way back");
+    let (call, mut wait) = begun(&script, &client, "t1").await;
+    let reference = call.detach().expect("a way back");
     assert_eq!((reference.task.as_deref(), reference.era, reference.tool.as_str()), (Some("t1"), Era::Legacy, "job"));
     wait.closed().await;
     with_timeout("a look", client.task("t1")).await.expect("it is there");

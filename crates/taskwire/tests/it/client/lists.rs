@@ -43,12 +43,12 @@ async fn tasks_are_listed_page_by_page_with_their_tools() {
     };
     let (page_one, ()) = listed(&client, None, first).await;
     let page_one = page_one.expect("a page");
-    let told: Vec<_> =
+    let listed_tasks: Vec<_> =
         page_one.tasks.iter().map(|listed| (listed.snapshot.id.as_str(), listed.snapshot.status, listed.tool.as_deref())).collect();
-    assert_eq!(told, [("t2", Status::InputRequired, Some("ask")), ("t1", Status::Working, Some("job"))]);
-    let view = &page_one.tasks[0].snapshot;
-    assert_eq!((view.message.as_deref(), view.ttl_ms, view.poll_ms), (Some("waiting"), Some(3_600_000), Some(1_000)));
-    assert_eq!(view.created_at, "2026-07-28T00:00:00.000Z");
+    assert_eq!(listed_tasks, [("t2", Status::InputRequired, Some("ask")), ("t1", Status::Working, Some("job"))]);
+    let snapshot = &page_one.tasks[0].snapshot;
+    assert_eq!((snapshot.message.as_deref(), snapshot.ttl_ms, snapshot.poll_ms), (Some("waiting"), Some(3_600_000), Some(1_000)));
+    assert_eq!(snapshot.created_at, "2026-07-28T00:00:00.000Z");
     let second = async {
         let asked = script.expect(METHOD).await;
         assert_eq!(wanted(&asked).1, json!({"cursor": "c2"}));

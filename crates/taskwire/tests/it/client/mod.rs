@@ -1,4 +1,4 @@
-//! The client, against servers that a script plays and against our own.
+//! The client, against scripted servers and against our own.
 
 mod behind;
 mod between;

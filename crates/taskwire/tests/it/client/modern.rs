@@ -80,17 +80,17 @@ async fn what_can_be_asked_is_what_is_declared() {
 async fn who_wants_no_partials_neither_declares_them_nor_asks_for_them() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(Options { stream_output: false, ..script.options() }, everything()).await;
-    let call = async {
+    let playing = async {
         let asked = script.expect("tools/call").await;
         assert_eq!(asked.meta()[CAPABILITIES]["extensions"], json!({TASKS: {}, IDEMPOTENCY: {}, LIST: {}}));
         asked.result(created("t1")).await;
     };
-    let (mut run, ()) = start_job(&client, call).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let (mut call, ()) = start_job(&client, playing).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"]}));
     listen.task(completed("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -98,10 +98,10 @@ async fn who_was_offered_no_partials_asks_for_none() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
     assert!(!client.server_info().pushes_output);
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"]}));
     listen.task(completed("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -109,14 +109,14 @@ async fn what_a_task_says_when_it_is_made_is_told_once() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
     let thinking = with_members(created("t1"), json!({"statusMessage": "thinking"}));
-    let (mut run, ()) = start_job(&client, script.answers("tools/call", thinking)).await;
-    for told in ["task t1", "working: thinking"] {
-        assert_eq!(brief(&next(&mut run).await.expect("an event")), told);
+    let (mut call, ()) = start_job(&client, script.answers("tools/call", thinking)).await;
+    for expected in ["task t1", "working: thinking"] {
+        assert_eq!(brief(&next(&mut call).await.expect("an event")), expected);
     }
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(with_members(task("t1", "working"), json!({"statusMessage": "thinking"}))).await;
     listen.task(completed("t1", "done")).await;
-    assert_eq!(all(&mut run).await, ["done: done"]);
+    assert_eq!(all(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -248,8 +248,8 @@ async fn a_round_is_valid_as_the_answer_to_a_call_alone() {
     let (tools, ()) = tokio::join!(client.tools(), script.answers("tools/list", asks.clone()));
     let error = tools.expect_err("no list");
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
-    let (view, ()) = tokio::join!(client.task("t1"), script.answers("tasks/get", asks));
-    let error = view.expect_err("no state");
+    let (snapshot, ()) = tokio::join!(client.task("t1"), script.answers("tasks/get", asks));
+    let error = snapshot.expect_err("no state");
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 
@@ -269,7 +269,7 @@ async fn a_task_that_nobody_can_find_again_is_invalid() {
 async fn a_held_call_tells_its_progress_and_its_log() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let call = async {
+    let playing = async {
         let asked = script.expect("tools/call").await;
         let token = asked.meta()["progressToken"].clone();
         let mut sse = asked.sse().await;
@@ -278,12 +278,12 @@ async fn a_held_call_tells_its_progress_and_its_log() {
         sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1, "total": 2, "message": "half"})).await;
         (sse, token)
     };
-    let (mut run, (mut sse, token)) = start_job(&client, call).await;
-    assert!(run.reference().is_none(), "it is no task");
+    let (mut call, (mut sse, token)) = start_job(&client, playing).await;
+    assert!(call.reference().is_none(), "it is no task");
     sse.notify("notifications/message", json!({"level": "info", "data": "hello"})).await;
     sse.notify("notifications/progress", json!({"progressToken": token, "progress": 2})).await;
     sse.result(text_result("done")).await;
-    assert_eq!(all(&mut run).await, ["progress 1 of 2: half", "log \"hello\"", "progress 2", "done: done"]);
+    assert_eq!(all(&mut call).await, ["progress 1 of 2: half", "log \"hello\"", "progress 2", "done: done"]);
 }
 
 #[tokio::test]
@@ -392,8 +392,8 @@ async fn a_refusal_that_is_no_message_is_told_with_its_status() {
     {
         let call = async { script.expect("tools/call").await.text(status, kind, body).await };
         let error = call_job(&client, json!({}), call).await.0.expect_err("an error");
-        let Error::Refused { status: told, reason, server } = error else { panic!("{status}: {error:?}") };
-        assert_eq!((told, server), (status, script.url()));
+        let Error::Refused { status: expected, reason, server } = error else { panic!("{status}: {error:?}") };
+        assert_eq!((expected, server), (status, script.url()));
         assert!(!reason.contains('<'), "{reason}");
     }
 }
@@ -465,25 +465,25 @@ async fn a_look_at_a_task_tells_what_its_server_says() {
         with_timeout("the look", async { tokio::join!(client.task("t1"), get).0 }).await
     };
     let state = with_members(task("t1", "working"), json!({"statusMessage": "half way", "pollIntervalMs": null}));
-    let view = look(state).await.expect("a view");
-    assert_eq!((view.id.as_str(), view.status, view.message.as_deref()), ("t1", Status::Working, Some("half way")));
-    assert_eq!((view.created_at.as_str(), view.updated_at.as_str()), ("2026-07-28T00:00:00.000Z", "2026-07-28T00:00:00.000Z"));
-    assert_eq!((view.ttl_ms, view.poll_ms), (Some(3_600_000), None));
-    assert!(view.outcome.is_none() && view.questions.is_empty());
-    assert_eq!(view.raw["statusMessage"], "half way");
+    let snapshot = look(state).await.expect("a view");
+    assert_eq!((snapshot.id.as_str(), snapshot.status, snapshot.message.as_deref()), ("t1", Status::Working, Some("half way")));
+    assert_eq!((snapshot.created_at.as_str(), snapshot.updated_at.as_str()), ("2026-07-28T00:00:00.000Z", "2026-07-28T00:00:00.000Z"));
+    assert_eq!((snapshot.ttl_ms, snapshot.poll_ms), (Some(3_600_000), None));
+    assert!(snapshot.outcome.is_none() && snapshot.questions.is_empty());
+    assert_eq!(snapshot.raw["statusMessage"], "half way");
     let mut for_ever = task("t1", "working");
     for_ever["ttlMs"] = Value::Null;
-    let view = look(for_ever).await.expect("a view");
-    assert_eq!((view.ttl_ms, view.poll_ms), (None, Some(1_000)));
-    let view = look(asking("t1", json!({"a": form("A?"), "b": form("B?")}))).await.expect("a view");
-    let keys: Vec<&str> = view.questions.iter().map(|input| input.key.as_str()).collect();
-    assert_eq!((view.status, keys), (Status::InputRequired, vec!["a", "b"]));
-    let view = look(completed("t1", "done")).await.expect("a view");
-    assert_eq!(view.outcome.as_ref().map(end).as_deref(), Some("done: done"));
-    let view = look(with_members(task("t1", "failed"), json!({"error": {"code": -32603, "message": "broken"}}))).await.expect("a view");
-    assert_eq!(view.outcome.as_ref().map(end).as_deref(), Some("failed: -32603 broken"));
-    let view = look(with_members(task("t1", "cancelled"), json!({"statusMessage": "enough"}))).await.expect("a view");
-    assert_eq!(view.outcome.as_ref().map(end).as_deref(), Some("cancelled: enough"));
+    let snapshot = look(for_ever).await.expect("a view");
+    assert_eq!((snapshot.ttl_ms, snapshot.poll_ms), (None, Some(1_000)));
+    let snapshot = look(asking("t1", json!({"a": form("A?"), "b": form("B?")}))).await.expect("a view");
+    let keys: Vec<&str> = snapshot.questions.iter().map(|input| input.key.as_str()).collect();
+    assert_eq!((snapshot.status, keys), (Status::InputRequired, vec!["a", "b"]));
+    let snapshot = look(completed("t1", "done")).await.expect("a view");
+    assert_eq!(snapshot.outcome.as_ref().map(end).as_deref(), Some("done: done"));
+    let snapshot = look(with_members(task("t1", "failed"), json!({"error": {"code": -32603, "message": "broken"}}))).await.expect("a view");
+    assert_eq!(snapshot.outcome.as_ref().map(end).as_deref(), Some("failed: -32603 broken"));
+    let snapshot = look(with_members(task("t1", "cancelled"), json!({"statusMessage": "enough"}))).await.expect("a view");
+    assert_eq!(snapshot.outcome.as_ref().map(end).as_deref(), Some("cancelled: enough"));
 }
 
 #[tokio::test]
@@ -510,9 +510,9 @@ async fn a_round_is_answered_under_a_new_id_with_the_state_as_it_came() {
         asked.result(answer).await;
         message
     };
-    let (mut run, first) = start_job(&client, asked(round(json!({"name": form("Name?")}), Some(state)))).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks name: Name?"]);
-    let answering = run.answer("name", Answer::accept(json!({"name": "Ada"})));
+    let (mut call, first) = start_job(&client, asked(round(json!({"name": form("Name?")}), Some(state)))).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks name: Name?"]);
+    let answering = call.answer("name", Answer::accept(json!({"name": "Ada"})));
     let (answered, second) = with_timeout("the second call", async { tokio::join!(answering, asked(text_result("Hello, Ada"))) }).await;
     answered.expect("an answer");
     assert_ne!(second["id"], first["id"]);
@@ -522,7 +522,7 @@ async fn a_round_is_answered_under_a_new_id_with_the_state_as_it_came() {
     assert!(first["params"].get("inputResponses").is_none() && first["params"].get("requestState").is_none(), "{first}");
     assert_eq!(second["params"]["inputResponses"], json!({"name": {"action": "accept", "content": {"name": "Ada"}}}));
     assert_eq!(second["params"]["requestState"], state);
-    assert_eq!(last(&mut run).await, "done: Hello, Ada");
+    assert_eq!(last(&mut call).await, "done: Hello, Ada");
 }
 
 #[tokio::test]
@@ -530,8 +530,8 @@ async fn a_state_that_was_not_given_is_not_sent() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
     let first = script.answers("tools/call", round(json!({"name": form("Name?")}), None));
-    let (mut run, ()) = start_job(&client, first).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks name: Name?"]);
+    let (mut call, ()) = start_job(&client, first).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks name: Name?"]);
     let second = async {
         let asked = script.expect("tools/call").await;
         assert!(asked.params().get("requestState").is_none(), "{asked:?}");
@@ -543,9 +543,9 @@ async fn a_state_that_was_not_given_is_not_sent() {
         assert!(asked.params().get("inputResponses").is_none(), "what was answered is not sent again: {asked:?}");
         asked.result(text_result("done")).await;
     };
-    let answering = run.answer("name", Answer::accept(json!({"name": "Ada"})));
+    let answering = call.answer("name", Answer::accept(json!({"name": "Ada"})));
     with_timeout("the rounds", async { tokio::join!(answering, second) }).await.0.expect("an answer");
-    assert_eq!(last(&mut run).await, "done: done");
+    assert_eq!(last(&mut call).await, "done: done");
 }
 
 #[tokio::test]
@@ -553,9 +553,9 @@ async fn a_round_waits_for_all_its_answers() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
     let questions = json!({"a": form("A?"), "b": form("B?")});
-    let (mut run, ()) = start_job(&client, script.answers("tools/call", round(questions, Some("s")))).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["asks a: A?", "asks b: B?"]);
-    with_timeout("the first answer", run.answer("a", Answer::decline())).await.expect("taken");
+    let (mut call, ()) = start_job(&client, script.answers("tools/call", round(questions, Some("s")))).await;
+    assert_eq!(next_briefs(&mut call, 2).await, ["asks a: A?", "asks b: B?"]);
+    with_timeout("the first answer", call.answer("a", Answer::decline())).await.expect("taken");
     script.is_quiet();
     let second = async {
         let asked = script.expect("tools/call").await;
@@ -563,40 +563,40 @@ async fn a_round_waits_for_all_its_answers() {
         assert_eq!(asked.params()["inputResponses"], expected);
         asked.result(text_result("done")).await;
     };
-    let answering = run.answer("b", Answer::accept(json!({"name": "Bo"})));
+    let answering = call.answer("b", Answer::accept(json!({"name": "Bo"})));
     with_timeout("the second call", async { tokio::join!(answering, second) }).await.0.expect("an answer");
-    assert_eq!(last(&mut run).await, "done: done");
+    assert_eq!(last(&mut call).await, "done: done");
 }
 
 #[tokio::test]
 async fn keys_of_rounds_and_of_the_task_are_different_questions() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, ()) = start_job(&client, script.answers("tools/call", round(json!({"k": form("One?")}), Some("1")))).await;
+    let (mut call, ()) = start_job(&client, script.answers("tools/call", round(json!({"k": form("One?")}), Some("1")))).await;
     let answer = |name: &str| Answer::accept(json!({"name": name}));
     let mut asked = Vec::new();
     for (said_before, next_answer) in [("one", round(json!({"k": form("Two?")}), Some("2"))), ("two", created("t1"))] {
-        asked.extend(next_briefs(&mut run, 1).await);
-        let call = async {
+        asked.extend(next_briefs(&mut call, 1).await);
+        let playing = async {
             let asked = script.expect("tools/call").await;
             assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": said_before}}}));
             asked.result(next_answer).await;
         };
-        with_timeout("the next call", async { tokio::join!(run.answer("k", answer(said_before)), call) }).await.0.expect("an answer");
+        with_timeout("the next call", async { tokio::join!(call.answer("k", answer(said_before)), playing) }).await.0.expect("an answer");
     }
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(asking("t1", json!({"k": form("Three?")}))).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Three?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Three?"]);
     let update = async {
         let asked = script.expect("tasks/update").await;
         assert!(asked.params().get("requestState").is_none(), "the state of a round is not the task's: {asked:?}");
         assert_eq!(asked.params()["inputResponses"], json!({"k": {"action": "accept", "content": {"name": "three"}}}));
         asked.result(json!({"resultType": "complete"})).await;
     };
-    with_timeout("the answer", async { tokio::join!(run.answer("k", answer("three")), update) }).await.0.expect("an answer");
+    with_timeout("the answer", async { tokio::join!(call.answer("k", answer("three")), update) }).await.0.expect("an answer");
     listen.task(completed("t1", "done")).await;
-    assert_eq!(last(&mut run).await, "done: done");
+    assert_eq!(last(&mut call).await, "done: done");
     assert_eq!(asked, ["asks k: One?", "asks k: Two?"]);
 }
 
@@ -648,10 +648,10 @@ async fn pages_and_models_are_questions_of_their_own_kind() {
         // Without a mode it is a form.
         "c": {"method": "elicitation/create", "params": {"message": "Fill in", "requestedSchema": {"type": "object", "properties": {}}}},
     });
-    let (mut run, ()) = start_job(&client, script.answers("tools/call", round(questions, Some("s")))).await;
+    let (mut call, ()) = start_job(&client, script.answers("tools/call", round(questions, Some("s")))).await;
     let mut kinds = Vec::new();
     for _ in 0..3 {
-        let Some(Event::Question(input)) = next(&mut run).await else { panic!("three questions") };
+        let Some(Event::Question(input)) = next(&mut call).await else { panic!("three questions") };
         kinds.push(match input.kind {
             QuestionKind::Url { url } => format!("{} {} {url}", input.key, input.message),
             QuestionKind::Sampling { params } => format!("{} {}", input.key, params["maxTokens"]),
@@ -662,9 +662,9 @@ async fn pages_and_models_are_questions_of_their_own_kind() {
     assert_eq!(kinds, ["a Go there https://example.com/x", "b 10", "c Fill in \"object\""]);
     let message = json!({"role": "assistant", "content": text("Ho"), "model": "m", "stopReason": "endTurn"});
     let answering = async {
-        run.answer("a", Answer::accept_url()).await?;
-        run.answer("b", Answer::result(message.clone())).await?;
-        run.answer("c", Answer::cancel()).await
+        call.answer("a", Answer::accept_url()).await?;
+        call.answer("b", Answer::result(message.clone())).await?;
+        call.answer("c", Answer::cancel()).await
     };
     let second = async {
         let asked = script.expect("tools/call").await;
@@ -673,16 +673,16 @@ async fn pages_and_models_are_questions_of_their_own_kind() {
         asked.result(text_result("done")).await;
     };
     with_timeout("the answers", async { tokio::join!(answering, second) }).await.0.expect("answered");
-    assert_eq!(last(&mut run).await, "done: done");
+    assert_eq!(last(&mut call).await, "done: done");
 }
 
 // Headers (digest B8).
 
 fn in_region(header: &str) -> Value {
-    let place = json!({"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}});
+    let place_schema = json!({"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}});
     json!({"name": "job", "inputSchema": {"type": "object", "properties": {
         "region": {"type": "string", "x-mcp-header": header}, "count": {"type": "integer", "x-mcp-header": "Count"},
-        "sure": {"type": "boolean", "x-mcp-header": "Sure"}, "place": place, "other": {"type": "string"}}}})
+        "sure": {"type": "boolean", "x-mcp-header": "Sure"}, "place": place_schema, "other": {"type": "string"}}}})
 }
 
 #[tokio::test]
@@ -914,9 +914,9 @@ async fn a_stream_is_acknowledged_with_and_without_metadata() {
     for with_meta in [true, false] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let mut run = script.run(&client, "t1").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-        let asked = while_waiting(&mut run, script.expect(LISTEN)).await;
+        let mut call = script.run(&client, "t1").await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+        let asked = while_waiting(&mut call, script.expect(LISTEN)).await;
         let mut params = json!({"notifications": asked.params()["notifications"]});
         if with_meta {
             params["_meta"] = json!({"io.modelcontextprotocol/subscriptionId": asked.id()});
@@ -925,6 +925,6 @@ async fn a_stream_is_acknowledged_with_and_without_metadata() {
         sse.notify("notifications/subscriptions/acknowledged", params).await;
         // On HTTP the stream itself says which subscription it is.
         sse.notify("notifications/tasks", completed("t1", "done")).await;
-        assert_eq!(rest(&mut run).await, ["done: done"], "{with_meta}");
+        assert_eq!(rest(&mut call).await, ["done: done"], "{with_meta}");
     }
 }

@@ -405,11 +405,11 @@ async fn who_does_not_come_back_is_waited_for_five_minutes() {
     stage.person = Arc::new(Person { away: true, ..Person::default() });
     let oauth = stage.oauth();
     let challenge = stage.fake.refuses(None);
-    let patience = async {
+    let waits = async {
         stage.person.reached.notified().await;
         stage.clock.advance(Duration::from_secs(300));
     };
-    let (waited, ()) = with_timeout("an end", async { tokio::join!(oauth.challenged(&challenge), patience) }).await;
+    let (waited, ()) = with_timeout("an end", async { tokio::join!(oauth.challenged(&challenge), waits) }).await;
     let error = waited.expect_err("an end").to_string();
     assert!(error.contains("300 seconds"), "{error}");
 }

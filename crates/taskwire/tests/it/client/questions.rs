@@ -1,4 +1,4 @@
-//! Questions of tasks of the modern era: each told once, each answered once, also by who was started anew (digest B15.3).
+//! Questions of tasks of the modern era: each comes once and is answered once, also by a client that was restarted (digest B15.3).
 
 use std::sync::Arc;
 
@@ -38,22 +38,22 @@ async fn update(script: &ScriptedServer, responses: Value) {
 async fn a_question_is_told_once_and_answered_once() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
     listen.partial("t1", 0, "a").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["asks k: Name?", "0 a"]);
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
+    assert_eq!(next_briefs(&mut call, 2).await, ["asks k: Name?", "0 a"]);
+    let answering = async { tokio::join!(call.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     with_timeout("the answer", answering).await.0.expect("an answer");
     // The server may take a while to notice.
     listen.task(asks()).await;
     listen.partial("t1", 1, "b").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["1 b"]);
-    let error = with_timeout("the refusal", run.answer("k", ada())).await.expect_err("once only");
+    assert_eq!(next_briefs(&mut call, 1).await, ["1 b"]);
+    let error = with_timeout("the refusal", call.answer("k", ada())).await.expect_err("once only");
     assert!(matches!(&error, Error::AlreadyAnswered { key } if key == "k"), "{error:?}");
     listen.task(task("t1", "working")).await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["settled k", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["settled k", "done: end"]);
     assert_eq!(script.count("tasks/update"), 1);
 }
 
@@ -61,23 +61,23 @@ async fn a_question_is_told_once_and_answered_once() {
 async fn a_question_is_told_once_however_often_it_is_polled() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
-    let mut run = script.run(&client, "t1").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    while_waiting(&mut run, script.expect("subscriptions/listen")).await.error(404, -32601, "no such method", Value::Null).await;
-    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let mut call = script.run(&client, "t1").await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    while_waiting(&mut call, script.expect("subscriptions/listen")).await.error(404, -32601, "no such method", Value::Null).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     get.result(complete(asks())).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     for _ in 0..3 {
-        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
         get.result(complete(asks())).await;
     }
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
+    let answering = async { tokio::join!(call.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     with_timeout("the answer", answering).await.0.expect("an answer");
     for state in [asks(), completed("t1", "end")] {
-        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
         get.result(complete(state)).await;
     }
-    assert_eq!(rest(&mut run).await, ["settled k", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["settled k", "done: end"]);
     assert_eq!(script.count("tasks/update"), 1);
 }
 
@@ -85,18 +85,18 @@ async fn a_question_is_told_once_however_often_it_is_polled() {
 async fn an_answer_that_does_not_fit_is_not_sent() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     for content in [json!({"name": "A"}), json!({}), json!({"name": 7}), json!("Ada")] {
-        let error = with_timeout("the check", run.answer("k", Answer::accept(content.clone()))).await.expect_err("it does not fit");
+        let error = with_timeout("the check", call.answer("k", Answer::accept(content.clone()))).await.expect_err("it does not fit");
         assert!(matches!(&error, Error::InvalidAnswer { key, .. } if key == "k"), "{content}: {error:?}");
     }
-    let error = with_timeout("the check", run.answer("other", ada())).await.expect_err("nobody asked");
+    let error = with_timeout("the check", call.answer("other", ada())).await.expect_err("nobody asked");
     assert!(matches!(&error, Error::NoQuestion { key } if key == "other"), "{error:?}");
     assert_eq!(script.count("tasks/update"), 0);
     // Who says no need not fill in anything; and the question is still open.
-    let answering = async { tokio::join!(run.answer("k", Answer::decline()), update(&script, json!({"k": {"action": "decline"}}))) };
+    let answering = async { tokio::join!(call.answer("k", Answer::decline()), update(&script, json!({"k": {"action": "decline"}}))) };
     with_timeout("the answer", answering).await.0.expect("an answer");
 }
 
@@ -104,41 +104,41 @@ async fn an_answer_that_does_not_fit_is_not_sent() {
 async fn of_several_questions_each_is_answered_by_itself() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asking("t1", json!({"a": form("A?"), "b": form("B?")}))).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["asks a: A?", "asks b: B?"]);
-    let answering = async { tokio::join!(run.answer("b", ada()), update(&script, json!({"b": accept("Ada")}))) };
+    assert_eq!(next_briefs(&mut call, 2).await, ["asks a: A?", "asks b: B?"]);
+    let answering = async { tokio::join!(call.answer("b", ada()), update(&script, json!({"b": accept("Ada")}))) };
     with_timeout("one answer", answering).await.0.expect("an answer");
     // The rest stays open, and there may be more.
     listen.task(asking("t1", json!({"a": form("A?"), "c": form("C?")}))).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["settled b", "asks c: C?"]);
+    assert_eq!(next_briefs(&mut call, 2).await, ["settled b", "asks c: C?"]);
     for (key, other) in [("a", "c"), ("c", "")] {
-        let answering = async { tokio::join!(run.answer(key, ada()), update(&script, json!({key: accept("Ada")}))) };
+        let answering = async { tokio::join!(call.answer(key, ada()), update(&script, json!({key: accept("Ada")}))) };
         with_timeout("the other answer", answering).await.0.expect("an answer");
         listen.task(if other.is_empty() { task("t1", "working") } else { asking("t1", json!({other: form("C?")})) }).await;
-        assert_eq!(next_briefs(&mut run, 1).await, [format!("settled {key}")]);
+        assert_eq!(next_briefs(&mut call, 1).await, [format!("settled {key}")]);
     }
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 }
 
 #[tokio::test]
 async fn a_question_that_is_withdrawn_or_answered_elsewhere_needs_no_answer() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     listen.task(task("t1", "working")).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["settled k"]);
-    let error = with_timeout("the refusal", run.answer("k", ada())).await.expect_err("too late");
+    assert_eq!(next_briefs(&mut call, 1).await, ["settled k"]);
+    let error = with_timeout("the refusal", call.answer("k", ada())).await.expect_err("too late");
     assert!(matches!(&error, Error::AlreadyAnswered { key } | Error::NoQuestion { key } if key == "k"), "{error:?}");
     // A key is never used again, whatever a server does.
     listen.task(asks()).await;
     listen.partial("t1", 0, "a").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
     assert_eq!(script.count("tasks/update"), 0);
 }
 
@@ -146,22 +146,22 @@ async fn a_question_that_is_withdrawn_or_answered_elsewhere_needs_no_answer() {
 async fn an_open_question_is_settled_by_the_end() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     listen.task(task("t1", "cancelled")).await;
-    assert_eq!(rest(&mut run).await, ["settled k", "cancelled"]);
+    assert_eq!(rest(&mut call).await, ["settled k", "cancelled"]);
 }
 
 #[tokio::test]
 async fn states_with_questions_are_told_as_states_too() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
     let mut seen = Vec::new();
     for _ in 0..2 {
-        seen.push(brief(&next(&mut run).await.expect("an event")));
+        seen.push(brief(&next(&mut call).await.expect("an event")));
     }
     assert_eq!(seen, ["input_required", "asks k: Name?"]);
 }
@@ -172,9 +172,9 @@ async fn states_with_questions_are_told_as_states_too() {
 async fn an_answer_whose_acknowledgement_is_lost_is_sent_again_as_it_was() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     let updates = async {
         let first = script.expect("tasks/update").await;
         let (id, responses) = (first.id().clone(), first.params()["inputResponses"].clone());
@@ -185,7 +185,7 @@ async fn an_answer_whose_acknowledgement_is_lost_is_sent_again_as_it_was() {
         second.empty(503).await;
         update(&script, responses).await;
     };
-    let answering = async { tokio::join!(run.answer("k", ada()), updates) };
+    let answering = async { tokio::join!(call.answer("k", ada()), updates) };
     script.as_time_passes("the acknowledgement", 20 * MS, answering).await.0.expect("an answer");
 }
 
@@ -193,13 +193,13 @@ async fn an_answer_whose_acknowledgement_is_lost_is_sent_again_as_it_was() {
 async fn an_answer_that_is_refused_leaves_the_question_open() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     let refusing = async { script.expect("tasks/update").await.error(200, -32603, "not now", Value::Null).await };
-    let error = with_timeout("the refusal", async { tokio::join!(run.answer("k", ada()), refusing) }).await.0.expect_err("refused");
+    let error = with_timeout("the refusal", async { tokio::join!(call.answer("k", ada()), refusing) }).await.0.expect_err("refused");
     assert!(matches!(&error, Error::Rpc(error) if error.code == -32603), "{error:?}");
-    let answering = async { tokio::join!(run.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
+    let answering = async { tokio::join!(call.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     with_timeout("the answer", answering).await.0.expect("an answer");
 }
 
@@ -209,15 +209,15 @@ async fn an_answer_is_acknowledged_with_and_without_metadata() {
     for ack in [ack(), with_members(ack(), info), json!({})] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         listen.task(asks()).await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
-        let answering = async { tokio::join!(run.answer("k", ada()), script.answers("tasks/update", ack.clone())) };
+        assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
+        let answering = async { tokio::join!(call.answer("k", ada()), script.answers("tasks/update", ack.clone())) };
         with_timeout("the answer", answering).await.0.unwrap_or_else(|error| panic!("{ack}: {error}"));
     }
 }
 
-// From one life of a client to the next.
+// From one start of a client to the next.
 
 #[tokio::test]
 async fn a_key_is_answered_once_also_after_a_restart() {
@@ -231,52 +231,52 @@ async fn a_key_is_answered_once_also_after_a_restart() {
     };
     script.always("tasks/get", complete(asks()));
 
-    // The first life ends before the server has acknowledged its answer.
+    // The first client ends before the server has acknowledged its answer.
     let client = script.client_with(options(), everything()).await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     assert!(recorded().is_empty());
     let asked = tokio::select! {
-        answered = run.answer("k", ada()) => panic!("too early: {answered:?}"),
+        answered = call.answer("k", ada()) => panic!("too early: {answered:?}"),
         asked = script.expect("tasks/update") => asked,
     };
     assert_eq!(recorded(), [("k".to_owned(), accept("Ada"), false)], "it is written down before it is sent");
-    let reference = run.detach().expect("a task");
+    let reference = call.detach().expect("a task");
     drop(client);
     asked.cut();
     listen.closed().await;
 
     // The second one gives the same answer again, and asks nobody.
     let client = script.client_with(options(), everything()).await;
-    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut call = with_timeout("the task", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     let opened = async {
         let mut listen = script.listen().await;
         listen.task(asks()).await;
         listen
     };
-    let (mut listen, ()) = while_waiting(&mut run, async { tokio::join!(opened, update(&script, json!({"k": accept("Ada")}))) }).await;
+    let (mut listen, ()) = while_waiting(&mut call, async { tokio::join!(opened, update(&script, json!({"k": accept("Ada")}))) }).await;
     listen.partial("t1", 0, "a").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     assert_eq!(recorded(), [("k".to_owned(), accept("Ada"), true)]);
-    let error = with_timeout("the refusal", run.answer("k", Answer::decline())).await.expect_err("once only");
+    let error = with_timeout("the refusal", call.answer("k", Answer::decline())).await.expect_err("once only");
     assert!(matches!(error, Error::AlreadyAnswered { .. }), "{error:?}");
-    let reference = run.detach().expect("a task");
+    let reference = call.detach().expect("a task");
     drop(client);
     listen.closed().await;
 
     // The third one has nothing to do, though the server still asks.
     let client = script.client_with(options(), everything()).await;
-    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let mut call = with_timeout("the task", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(asks()).await;
     listen.partial("t1", 1, "b").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["1 b"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["1 b"]);
     assert_eq!(script.count("tasks/update"), 2);
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await.pop().as_deref(), Some("done: end"));
+    assert_eq!(rest(&mut call).await.pop().as_deref(), Some("done: end"));
 }
 
 #[tokio::test]
@@ -298,8 +298,8 @@ async fn of_two_clients_with_one_ledger_one_answers() {
         listen.task(asks()).await;
         listen
     };
-    let (told_second, _listen) = tokio::join!(next_briefs(&mut second, 1), opened);
-    assert_eq!(told_second, ["asks k: Name?"]);
+    let (second_briefs, _listen) = tokio::join!(next_briefs(&mut second, 1), opened);
+    assert_eq!(second_briefs, ["asks k: Name?"]);
     let answering = async { tokio::join!(first.answer("k", ada()), update(&script, json!({"k": accept("Ada")}))) };
     with_timeout("the answer", answering).await.0.expect("an answer");
     let late = Answer::accept(json!({"name": "Bob"}));
@@ -308,7 +308,7 @@ async fn of_two_clients_with_one_ledger_one_answers() {
     assert_eq!(script.count("tasks/update"), 1);
 }
 
-// Answers without a run.
+// Answers without a call.
 
 #[tokio::test]
 async fn a_question_is_answered_by_the_name_of_its_task() {
@@ -367,13 +367,13 @@ async fn a_run_is_read_to_its_end_by_who_was_named_for_it() {
     let script = ScriptedServer::start().await;
     let answers = answer_with(|_: Question| async { Answer::decline() });
     let client = script.client_with(Options { question_handler: Some(answers), ..script.options() }, everything()).await;
-    let (run, mut listen) = script.watched(&client, "t1").await;
+    let (call, mut listen) = script.watched(&client, "t1").await;
     let playing = async {
         listen.task(asks()).await;
         update(&script, json!({"k": {"action": "decline"}})).await;
         listen.task(completed("t1", "end")).await;
     };
-    let (outcome, ()) = with_timeout("the end", async { tokio::join!(run.finish(), playing) }).await;
+    let (outcome, ()) = with_timeout("the end", async { tokio::join!(call.finish(), playing) }).await;
     assert_eq!(end(&outcome.expect("a result")), "done: end");
 }
 
@@ -383,13 +383,13 @@ async fn roots_are_told_to_a_task_without_asking_anybody() {
     let asks = taskwire::client::ClientCapabilities { roots: Some(vec![json!({"uri": "file:///a"})]), ..Default::default() };
     let client =
         script.client_with(Options { capabilities: asks, ..script.options() }, json!({TASKS: {}, PARTIALS: {}, IDEMPOTENCY: {}})).await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asking("t1", json!({"r": {"method": "roots/list"}}))).await;
-    while_waiting(&mut run, update(&script, json!({"r": {"roots": [{"uri": "file:///a"}]}}))).await;
+    while_waiting(&mut call, update(&script, json!({"r": {"roots": [{"uri": "file:///a"}]}}))).await;
     listen.task(completed("t1", "end")).await;
-    let told = rest(&mut run).await;
-    assert!(!told.iter().any(|event| event.starts_with("asks")), "{told:?}");
-    assert_eq!((told.last().map(String::as_str), script.count(READ)), (Some("done: end"), 0));
+    let briefs = rest(&mut call).await;
+    assert!(!briefs.iter().any(|event| event.starts_with("asks")), "{briefs:?}");
+    assert_eq!((briefs.last().map(String::as_str), script.count(READ)), (Some("done: end"), 0));
 }
 
 #[tokio::test]
@@ -417,15 +417,15 @@ async fn questions_of_our_server_are_answered_in_tasks_and_in_rounds() {
     let target = || Target::Url(format!("http://127.0.0.1:{}/mcp", server.port));
     for tool in ["in_a_task", "in_rounds"] {
         let client = with_timeout("the connection", Client::connect(target(), Options::default())).await.expect("a connection");
-        let mut run = with_timeout("the start", client.start(tool, json!({}))).await.expect("a run");
-        let mut asked = next_briefs(&mut run, 1).await;
+        let mut call = with_timeout("the start", client.start(tool, json!({}))).await.expect("a run");
+        let mut asked = next_briefs(&mut call, 1).await;
         if tool == "in_a_task" {
             assert!(asked[0].starts_with("task "), "{asked:?}");
-            asked = next_briefs(&mut run, 1).await;
+            asked = next_briefs(&mut call, 1).await;
         }
         assert_eq!(asked, ["asks name: Name?"], "{tool}");
-        with_timeout("the answer", run.answer("name", ada())).await.expect("an answer");
-        assert_eq!(rest(&mut run).await.pop().as_deref(), Some("done: Hello, Ada"), "{tool}");
+        with_timeout("the answer", call.answer("name", ada())).await.expect("an answer");
+        assert_eq!(rest(&mut call).await.pop().as_deref(), Some("done: Hello, Ada"), "{tool}");
         let answers = answer_with(|_| async { Answer::accept(json!({"name": "Bo"})) });
         let options = Options { question_handler: Some(answers), ..Options::default() };
         let client = with_timeout("the connection", Client::connect(target(), options)).await.expect("a connection");

@@ -1,5 +1,5 @@
-//! What a client does when answers do not come: it tries again where nothing can happen twice, waits as long as it is told to, and
-//! gives up in the end. And what it writes down before anything can be lost.
+//! What a client does when responses do not come: it tries again where nothing can happen twice, waits as long as the server says,
+//! and gives up in the end. And what it writes to its ledger before anything can be lost.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ fn forgetful() -> Value {
     json!({TASKS: {}})
 }
 
-/// Ways to lose an answer, as far as the client can tell after the call was heard.
+/// Ways to lose a response after the server may have got the call.
 const LOST: [&str; 8] = ["cut", "half", "cut in the stream", "the stream ends", "408", "502", "503", "504"];
 
 /// Does not answer, in this way.
@@ -143,12 +143,12 @@ async fn a_server_that_cannot_be_reached_is_called_until_it_can_be() {
     tokio::join!(client.tools(), listing).0.expect("tools");
     script.down().await;
     // That it cannot be reached is the first thing there is to say.
-    let mut run = with_timeout("the start", client.start("job", json!({}))).await.expect("a run");
-    assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("lost"));
+    let mut call = with_timeout("the start", client.start("job", json!({}))).await.expect("a run");
+    assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some("lost"));
     script.up().await;
     let asked = script.as_time_passes("the call", 20 * MS, script.expect("tools/call")).await;
     asked.result(text_result("done")).await;
-    assert_eq!(all(&mut run).await, ["back", "done: done"]);
+    assert_eq!(all(&mut call).await, ["back", "done: done"]);
 }
 
 #[tokio::test]
@@ -159,11 +159,11 @@ async fn a_task_whose_first_answer_was_lost_is_followed_like_any_other() {
         script.expect("tools/call").await.cut();
         script.answers("tools/call", created("t1")).await;
     };
-    let (mut run, ()) = script.as_time_passes("the start", 20 * MS, start_job(&client, playing)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let (mut call, ()) = script.as_time_passes("the start", 20 * MS, start_job(&client, playing)).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 }
 
 #[tokio::test]
@@ -225,8 +225,8 @@ async fn each_try_waits_longer_than_the_one_before_up_to_the_longest() {
         script.answers("tasks/get", complete(task("t1", "working"))).await;
     };
     let both = async { tokio::join!(client.task("t1"), playing) };
-    let (view, ()) = script.as_time_passes("the answer", 50 * MS, both).await;
-    assert_eq!(view.expect("a view").status, Status::Working);
+    let (snapshot, ()) = script.as_time_passes("the answer", 50 * MS, both).await;
+    assert_eq!(snapshot.expect("a view").status, Status::Working);
     let waits = tries.windows(2).map(|pair| pair[1].since(pair[0]));
     // Half of each at least: the rest is left to chance.
     for (wait, whole) in waits.zip([250, 500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]) {
@@ -272,21 +272,21 @@ async fn patience_ends() {
 async fn a_run_whose_server_does_not_come_back_ends_with_that() {
     let mut script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, listen) = script.watched(&client, "t1").await;
+    let (mut call, listen) = script.watched(&client, "t1").await;
     script.down().await;
     listen.cut();
-    let reference = run.reference().expect("a task");
-    let error = script.as_time_passes("the end", SECOND, fails(&mut run)).await;
+    let reference = call.reference().expect("a task");
+    let error = script.as_time_passes("the end", SECOND, fails(&mut call)).await;
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     // The task may well go on: it is found again when the server is back.
     script.up().await;
     script.may_remain(LISTEN);
     script.always("tasks/get", complete(completed("t1", "end")));
     script.always(READ, super::script::page(0, &[], true));
-    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
+    let mut call = with_timeout("the task", client.attach(&reference)).await.expect("a run");
     let clock = script.clock.clone();
-    let told = as_time_passes(&clock, "the end", 50 * MS, rest(&mut run)).await;
-    assert_eq!(told, ["task t1", "done: end"]);
+    let briefs = as_time_passes(&clock, "the end", 50 * MS, rest(&mut call)).await;
+    assert_eq!(briefs, ["task t1", "done: end"]);
 }
 
 // Who may call.
@@ -385,7 +385,7 @@ async fn a_call_is_written_down_before_it_is_sent() {
     let dir = TempDir::new();
     let ledger = Ledger::open(dir.path()).expect("a ledger");
     let client = script.client_with(Options { ledger: Some(Arc::new(ledger.clone())), ..script.options() }, everything()).await;
-    let call = async {
+    let playing = async {
         let asked = script.expect("tools/call").await;
         let key = asked.meta()[KEY].as_str().expect("a key").to_owned();
         let entry = ledger.find(&key).expect("it is written down");
@@ -396,20 +396,20 @@ async fn a_call_is_written_down_before_it_is_sent() {
         assert_eq!(args.read::<Value>().expect("JSON"), json!({"b": 1, "a": "é"}));
         asked.result(created("t1")).await;
     };
-    let (run, ()) = with_timeout("the start", async { tokio::join!(client.start("job", json!({"b": 1, "a": "é"})), call) }).await;
-    let mut run = run.expect("a run");
+    let (call, ()) = with_timeout("the start", async { tokio::join!(client.start("job", json!({"b": 1, "a": "é"})), playing) }).await;
+    let mut call = call.expect("a run");
     // Before anybody learns of the task, its name is written down.
     let entry = ledger.entry(&script.url(), "t1").expect("readable").expect("an entry");
     assert_eq!((entry.reference.task.as_deref(), entry.ended), (Some("t1"), false));
     assert_eq!(ledger.entries().expect("readable").len(), 1);
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(with_members(task("t1", "working"), json!({"statusMessage": "half way"}))).await;
-    assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: half way"));
+    assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some("working: half way"));
     let entry = ledger.entry(&script.url(), "t1").expect("readable").expect("an entry");
     assert_eq!((entry.status, entry.message.as_deref()), (Some(Status::Working), Some("half way")));
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
     let entry = ledger.entry(&script.url(), "t1").expect("readable").expect("an entry");
     assert_eq!((entry.status, entry.ended), (Some(Status::Completed), true));
 }
@@ -429,30 +429,30 @@ async fn a_call_whose_answer_never_came_is_taken_up_from_the_ledger() {
     let script = ScriptedServer::start().await;
     let dir = TempDir::new();
     let options = || Options { ledger: Some(Arc::new(Ledger::open(dir.path()).expect("a ledger"))), ..script.options() };
-    // The first life ends before its call is answered, without a word.
-    let life = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    // The first client ends before its call is answered, and sends nothing more.
+    let first_runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let (first, target) = (options(), script.target());
-    life.spawn(async move {
+    first_runtime.spawn(async move {
         let client = Client::connect(target, first).await.expect("a client");
-        let run = client.start("job", json!({"a": 1})).await;
-        panic!("too early: {run:?}");
+        let call = client.start("job", json!({"a": 1})).await;
+        panic!("too early: {call:?}");
     });
     script.discover(everything()).await;
     let asked = script.expect("tools/call").await;
     let key = asked.meta()[KEY].as_str().expect("a key").to_owned();
-    life.shutdown_background();
+    first_runtime.shutdown_background();
     asked.closed_by_client().await;
     // The second one finds what it needs in the ledger.
     let client = script.client_with(options(), everything()).await;
     let entry = Ledger::open(dir.path()).and_then(|ledger| ledger.find(&key)).expect("an entry");
-    let call = async {
+    let playing = async {
         let asked = script.expect("tools/call").await;
         assert_eq!((asked.meta()[KEY].as_str(), &asked.params()["arguments"]), (Some(key.as_str()), &json!({"a": 1})));
         asked.result(created("t1")).await;
     };
-    let (run, ()) = with_timeout("the start", async { tokio::join!(client.attach(&entry.reference), call) }).await;
-    let mut run = run.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let (call, ()) = with_timeout("the start", async { tokio::join!(client.attach(&entry.reference), playing) }).await;
+    let mut call = call.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     let ledger = Ledger::open(dir.path()).expect("a ledger");
     let entries = ledger.entries().expect("readable");
     let tasks: Vec<Option<&str>> = entries.iter().map(|entry| entry.reference.task.as_deref()).collect();

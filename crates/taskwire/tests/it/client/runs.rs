@@ -1,5 +1,5 @@
-//! How a client watches tasks of the modern era: pushed first, asked for where nothing is pushed, looked at now and then either
-//! way. Against scripts, then against our own server.
+//! How a client watches tasks of the modern era: by a listen stream, by reading where nothing is pushed, and by polling now and then
+//! in both cases. Against scripts, then against our own server.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -27,19 +27,19 @@ use crate::{
 const WAIT_MS: &str = "dev.taskwire/waitMs";
 const TASK_VERSION: &str = "dev.taskwire/version";
 
-/// A run of task `t1` whose listen has come and waits for its answer.
+/// A call with the task `t1` whose listen request has come and waits for its response.
 async fn asked_to_push(script: &ScriptedServer, client: &Client) -> (Call, ScriptedRequest) {
-    let mut run = script.run(client, "t1").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let asked = while_waiting(&mut run, script.expect(LISTEN)).await;
-    (run, asked)
+    let mut call = script.run(client, "t1").await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let asked = while_waiting(&mut call, script.expect(LISTEN)).await;
+    (call, asked)
 }
 
-/// A run of task `t1` of a server that pushes nothing.
+/// A call with the task `t1` of a server that pushes nothing.
 async fn polled(script: &ScriptedServer, client: &Client) -> Call {
-    let (run, asked) = asked_to_push(script, client).await;
+    let (call, asked) = asked_to_push(script, client).await;
     asked.error(404, -32601, "no such method", Value::Null).await;
-    run
+    call
 }
 
 /// A notification of a listen stream as an event.
@@ -48,7 +48,7 @@ fn event(listen: &Listen, method: &str, mut params: Value) -> String {
     format!("data: {}\n\n", json!({"jsonrpc": "2.0", "method": method, "params": params}))
 }
 
-/// A call that is no task, has told how far it is, and whose stream goes on.
+/// A call that is no task, has sent progress, and whose stream goes on.
 async fn held(script: &ScriptedServer, client: &Client) -> (Call, Sse) {
     let call = async {
         let asked = script.expect("tools/call").await;
@@ -60,7 +60,7 @@ async fn held(script: &ScriptedServer, client: &Client) -> (Call, Sse) {
     start_job(client, call).await
 }
 
-/// Runs of `t1` and `t2` that are watched on one stream, on which more output of `t1` has come than a client has room for.
+/// Calls with `t1` and `t2` that are watched on one stream, on which more output of `t1` has come than a client has room for.
 pub(super) async fn flooded(script: &ScriptedServer) -> (Client, [Call; 2], Listen, Vec<String>) {
     let limits = Limits { buffer_bytes: 2_000, ..Limits::default() };
     let client = script.client_with(Options { limits, ..script.options() }, everything()).await;
@@ -84,7 +84,7 @@ fn reference(value: Value) -> Reference {
 async fn states_and_output_are_pushed_on_one_stream() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 0}]}));
     let begun = with_members(task("t1", "working"), json!({"statusMessage": "begun"}));
     listen.task(begun.clone()).await;
@@ -93,8 +93,8 @@ async fn states_and_output_are_pushed_on_one_stream() {
     listen.task(begun).await;
     listen.partial("t1", 1, "b").await;
     listen.task(completed("t1", "end")).await;
-    // What has not changed is not told again.
-    assert_eq!(all(&mut run).await, ["working: begun", "0 a", "1 b", "done: end"]);
+    // A status that has not changed does not come again.
+    assert_eq!(all(&mut call).await, ["working: begun", "0 a", "1 b", "done: end"]);
     listen.closed().await;
     assert_eq!(script.seen(), ["server/discover", "tools/list", "tools/call", LISTEN]);
 }
@@ -108,9 +108,9 @@ async fn a_task_ends_with_its_error_or_cancelled_as_its_server_says() {
     for (state, expected) in [(failed, "failed: -32603 broken"), (tool_failed, "tool failed: no"), (cancelled, "cancelled")] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         listen.task(state).await;
-        assert_eq!(rest(&mut run).await, [expected]);
+        assert_eq!(rest(&mut call).await, [expected]);
     }
 }
 
@@ -118,10 +118,10 @@ async fn a_task_ends_with_its_error_or_cancelled_as_its_server_says() {
 async fn a_run_is_a_stream() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (run, mut listen) = script.watched(&client, "t1").await;
+    let (call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.task(completed("t1", "end")).await;
-    let events = with_timeout("the end", run.map(|event| brief(&event.expect("no error"))).collect::<Vec<_>>()).await;
+    let events = with_timeout("the end", call.map(|event| brief(&event.expect("no error"))).collect::<Vec<_>>()).await;
     assert_eq!(events, ["0 a", "done: end"]);
 }
 
@@ -129,10 +129,10 @@ async fn a_run_is_a_stream() {
 async fn nothing_is_watched_that_nobody_wants_to_see() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let run = script.run(&client, "t1").await;
-    assert_eq!(run.reference().and_then(|reference| reference.task).as_deref(), Some("t1"));
-    let (view, ()) = tokio::join!(client.task("t1"), script.answers("tasks/get", complete(task("t1", "working"))));
-    assert_eq!(view.expect("a view").status, Status::Working);
+    let call = script.run(&client, "t1").await;
+    assert_eq!(call.reference().and_then(|reference| reference.task).as_deref(), Some("t1"));
+    let (snapshot, ()) = tokio::join!(client.task("t1"), script.answers("tasks/get", complete(task("t1", "working"))));
+    assert_eq!(snapshot.expect("a view").status, Status::Working);
     assert_eq!(script.seen(), ["server/discover", "tools/list", "tools/call", "tasks/get"]);
 }
 
@@ -140,7 +140,7 @@ async fn nothing_is_watched_that_nobody_wants_to_see() {
 async fn what_is_pushed_of_other_tasks_is_passed_over() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t2", 0, "not ours").await;
     listen.task(completed("t2", "not ours")).await;
     listen.notify("notifications/nobody/knows", json!({"taskId": "t1"})).await;
@@ -148,7 +148,7 @@ async fn what_is_pushed_of_other_tasks_is_passed_over() {
     listen.notify("notifications/tasks/partial", json!({"taskId": "t1", "seq": -1, "content": []})).await;
     listen.partial("t1", 0, "ours").await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["0 ours", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["0 ours", "done: end"]);
 }
 
 #[tokio::test]
@@ -156,12 +156,12 @@ async fn a_task_that_is_over_when_it_is_named_is_looked_at() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
     let over = with_members(created("t1"), json!({"status": "completed"}));
-    let (mut run, ()) = start_job(&client, script.answers("tools/call", over)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let (mut call, ()) = start_job(&client, script.answers("tools/call", over)).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     script.always("tasks/get", complete(completed("t1", "end")));
     script.always(READ, page(0, &["a"], true));
     script.may_remain(LISTEN);
-    assert_eq!(rest(&mut run).await, ["0 a", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["0 a", "done: end"]);
 }
 
 // Output that comes twice, in disorder, or not at all (SEP-2679).
@@ -170,12 +170,12 @@ async fn a_task_that_is_over_when_it_is_named_is_looked_at() {
 async fn output_that_comes_again_is_told_once() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     for (seq, said) in [(0, "a"), (0, "a"), (1, "b"), (0, "a"), (1, "b"), (2, "c"), (2, "c")] {
         listen.partial("t1", seq, said).await;
     }
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["0 a", "1 b", "2 c", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["0 a", "1 b", "2 c", "done: end"]);
     assert_eq!(script.count(READ), 0);
 }
 
@@ -183,11 +183,11 @@ async fn output_that_comes_again_is_told_once() {
 async fn output_that_is_missing_is_fetched_and_told_in_order() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.partial("t1", 2, "c").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
-    let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
+    let read = while_waiting(&mut call, script.expect_of(READ, "t1")).await;
     assert_eq!(read.params()["fromSeq"], 1);
     assert!(read.params().get("waitMs").is_none(), "it is there to be read: {read:?}");
     // What was only late comes after all, and so does what was fetched.
@@ -195,7 +195,7 @@ async fn output_that_is_missing_is_fetched_and_told_in_order() {
     read.result(page(1, &["b", "c"], false)).await;
     listen.partial("t1", 3, "d").await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["1 b", "2 c", "3 d", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["1 b", "2 c", "3 d", "done: end"]);
     assert_eq!(script.count(READ), 1);
 }
 
@@ -209,17 +209,17 @@ async fn output_that_cannot_be_had_is_told_as_a_gap() {
     for (answer, expected) in cases {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 4, "e").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
-        let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
+        let read = while_waiting(&mut call, script.expect_of(READ, "t1")).await;
         match answer {
             Some(answer) => read.result(answer).await,
             None => read.error(200, -32603, "the log is damaged", Value::Null).await,
         }
         listen.task(completed("t1", "end")).await;
-        assert_eq!(rest(&mut run).await, expected);
+        assert_eq!(rest(&mut call).await, expected);
     }
 }
 
@@ -227,27 +227,27 @@ async fn output_that_cannot_be_had_is_told_as_a_gap() {
 async fn a_gap_does_not_swallow_what_has_come() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     listen.partial("t1", 2, "c").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     // The server has nothing before 3 any more, but what it pushed is here.
-    while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(page(3, &["d"], false)).await;
+    while_waiting(&mut call, script.expect_of(READ, "t1")).await.result(page(3, &["d"], false)).await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["gap 1..2", "2 c", "3 d", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["gap 1..2", "2 c", "3 d", "done: end"]);
 }
 
 #[tokio::test]
 async fn a_stream_that_begins_later_than_asked_tells_what_is_lost() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let mut run = script.run(&client, "t1").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut call = script.run(&client, "t1").await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     let honoured = json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 5, "nextSeq": 6}]});
-    let mut listen = while_waiting(&mut run, script.listen_as(|_| honoured)).await;
+    let mut listen = while_waiting(&mut call, script.listen_as(|_| honoured)).await;
     listen.partial("t1", 5, "f").await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["gap 0..5", "5 f", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["gap 0..5", "5 f", "done: end"]);
     assert_eq!(script.count(READ), 0);
 }
 
@@ -255,26 +255,26 @@ async fn a_stream_that_begins_later_than_asked_tells_what_is_lost() {
 async fn output_that_comes_after_the_end_is_dropped() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
     let partial = json!({"taskId": "t1", "seq": 1, "content": [super::script::text("late")]});
     // In one piece, so that both are there at once.
     let end = event(&listen, "notifications/tasks", completed("t1", "end"));
     let late = event(&listen, "notifications/tasks/partial", partial);
     listen.sse.raw(format!("{end}{late}").as_bytes()).await;
-    assert_eq!(rest(&mut run).await, ["0 a", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["0 a", "done: end"]);
 }
 
 #[tokio::test]
 async fn a_partial_keeps_its_blocks() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     let blocks = json!([{"type": "text", "text": "a", "annotations": {"audience": ["user"]}}, {"type": "image", "data": "eA==", "mimeType": "image/png"}]);
     listen.notify("notifications/tasks/partial", json!({"taskId": "t1", "seq": 0, "content": blocks})).await;
-    let Some(Event::Chunk(partial)) = next(&mut run).await else { panic!("a partial") };
+    let Some(Event::Chunk(partial)) = next(&mut call).await else { panic!("a partial") };
     assert_eq!((partial.seq, Value::Array(partial.blocks()), partial.text().as_str()), (0, blocks, "a"));
-    assert_eq!(run.reference().map(|reference| reference.next), Some(1));
+    assert_eq!(call.reference().map(|reference| reference.next), Some(1));
 }
 
 // Streams that end.
@@ -284,10 +284,10 @@ async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
     for how in ["cut", "reset", "ended", "cancelled"] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         listen.partial("t1", 0, "a").await;
         listen.partial("t1", 1, "b").await;
-        assert_eq!(next_briefs(&mut run, 2).await, ["0 a", "1 b"]);
+        assert_eq!(next_briefs(&mut call, 2).await, ["0 a", "1 b"]);
         // Until the next stream is there, the task is asked for.
         script.may_remain("tasks/get");
         script.may_remain(READ);
@@ -301,14 +301,14 @@ async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
                 listen.closed().await;
             }
         }
-        let again = while_waiting(&mut run, script.listen());
+        let again = while_waiting(&mut call, script.listen());
         let mut listen = script.as_time_passes("another stream", 20 * MS, again).await;
         assert_eq!((listen.task_ids(), listen.asked_from("t1")), (vec!["t1".to_owned()], Some(2)), "{how}");
-        // What was told already may be replayed.
+        // The server may send a chunk again.
         listen.partial("t1", 1, "b").await;
         listen.partial("t1", 2, "c").await;
         listen.task(completed("t1", "end")).await;
-        assert_eq!(rest(&mut run).await, ["2 c", "done: end"], "{how}");
+        assert_eq!(rest(&mut call).await, ["2 c", "done: end"], "{how}");
     }
 }
 
@@ -316,30 +316,30 @@ async fn however_a_stream_ends_it_is_opened_again_from_the_next_chunk() {
 async fn a_lost_stream_and_its_return_are_told() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, listen) = script.watched(&client, "t1").await;
+    let (mut call, listen) = script.watched(&client, "t1").await;
     script.may_remain("tasks/get");
     script.may_remain(READ);
     listen.cut();
-    let Some(Event::Connection(ConnectionState::Lost { reason, retry_in: again_in })) = next(&mut run).await else { panic!("the loss") };
+    let Some(Event::Connection(ConnectionState::Lost { reason, retry_in: again_in })) = next(&mut call).await else { panic!("the loss") };
     assert!(!reason.is_empty() && again_in >= 125 * MS && again_in <= 250 * MS, "{reason}, again in {again_in:?}");
     let mut listen = script.as_time_passes("another stream", 20 * MS, script.listen()).await;
-    assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("back"));
+    assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some("back"));
     listen.task(completed("t1", "end")).await;
-    assert_eq!(all(&mut run).await, ["done: end"]);
+    assert_eq!(all(&mut call).await, ["done: end"]);
 }
 
 #[tokio::test]
 async fn what_happened_while_there_was_no_stream_is_asked_for() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.partial("t1", 0, "a").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
     script.may_remain(LISTEN);
     script.may_remain(READ);
     listen.cut();
     // Without waiting for another stream.
-    while_waiting(&mut run, script.expect("tasks/get")).await.result(complete(completed("t1", "end"))).await;
+    while_waiting(&mut call, script.expect("tasks/get")).await.result(complete(completed("t1", "end"))).await;
     let reads = async {
         let asked =
             script.expect_where("a read that is answered at once", |asked| asked.kind() == READ && asked.params().get("waitMs").is_none());
@@ -347,8 +347,8 @@ async fn what_happened_while_there_was_no_stream_is_asked_for() {
         assert_eq!(asked.params()["fromSeq"], 1);
         asked.result(page(1, &["b", "c"], true)).await;
     };
-    let (told, ()) = tokio::join!(rest(&mut run), reads);
-    assert_eq!(told, ["1 b", "2 c", "done: end"]);
+    let (briefs, ()) = tokio::join!(rest(&mut call), reads);
+    assert_eq!(briefs, ["1 b", "2 c", "done: end"]);
 }
 
 // Looked at now and then (C-59).
@@ -357,13 +357,13 @@ async fn what_happened_while_there_was_no_stream_is_asked_for() {
 async fn a_task_that_is_pushed_is_looked_at_now_and_then() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     let state = with_members(task("t1", "working"), json!({"statusMessage": "begun"}));
     listen.task(state.clone()).await;
-    assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: begun"));
+    assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some("working: begun"));
     for n in 0..2 {
         let before = script.clock.now();
-        let get = script.as_time_passes("a look", 100 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 100 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
         let passed = get.at.since(before);
         assert!(passed >= 30 * SECOND, "look {n} after {passed:?}");
         assert!(get.meta().get(WAIT_MS).is_none(), "{get:?}");
@@ -371,29 +371,29 @@ async fn a_task_that_is_pushed_is_looked_at_now_and_then() {
         get.result(complete(if n == 0 { state.clone() } else { completed("t1", "end") })).await;
     }
     // Nobody knows by the look alone whether there is more output.
-    let told = tokio::select! {
-        told = rest(&mut run) => told,
+    let briefs = tokio::select! {
+        briefs = rest(&mut call) => briefs,
         never = reads(&script, "t1", &[]) => match never {},
     };
-    assert_eq!(told, ["done: end"]);
+    assert_eq!(briefs, ["done: end"]);
 }
 
 #[tokio::test]
 async fn a_stream_that_has_said_nothing_yet_is_not_relied_on() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, _listen) = script.watched(&client, "t1").await;
+    let (mut call, _listen) = script.watched(&client, "t1").await;
     // It ended before the stream began, and the server does not say so by itself.
     let before = script.clock.now();
-    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     assert!(get.at.since(before) < 20 * SECOND, "{:?}", get.at.since(before));
     get.result(complete(completed("t1", "end"))).await;
     // Nobody knows by the look alone whether there is more output.
-    let told = tokio::select! {
-        told = rest(&mut run) => told,
+    let briefs = tokio::select! {
+        briefs = rest(&mut call) => briefs,
         never = reads(&script, "t1", &[]) => match never {},
     };
-    assert_eq!(told, ["done: end"]);
+    assert_eq!(briefs, ["done: end"]);
 }
 
 // Asked for where nothing is pushed (digest B15.3).
@@ -402,24 +402,24 @@ async fn a_stream_that_has_said_nothing_yet_is_not_relied_on() {
 async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
-    let mut run = script.run(&client, "t1").await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
+    let mut call = script.run(&client, "t1").await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     let mut before = script.clock.now();
-    let _listen = while_waiting(&mut run, script.listen_as(|_| json!({"taskIds": ["t9"]}))).await;
+    let _listen = while_waiting(&mut call, script.listen_as(|_| json!({"taskIds": ["t9"]}))).await;
     // What the server says, what is waited at least, and what is waited at most: no server can have all or nothing.
     let paces = [(5_000, 5_000, 60_000), (1, 100, 60_000), (10_000_000, 60_000, 1_000_000), (1_000, 0, 0)];
     let mut at_least = 1_000;
     let mut at_most = 60_000;
     let mut said = 1_000;
-    // A look that is on its way when the client learns that it will not be told does not count: it looks once more, at once.
+    // A poll that is under way when the client learns that nothing is pushed does not count: it polls once more, at once.
     let mut one_more = true;
     for (says, next_least, next_most) in paces {
         let look = || script.expect("tasks/get");
-        let mut get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, look())).await;
+        let mut get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, look())).await;
         if get.at.since(before) < Duration::from_millis(at_least) && std::mem::take(&mut one_more) {
             before = script.clock.now();
             get.result(complete(with_members(task("t1", "working"), json!({"pollIntervalMs": said})))).await;
-            get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, look())).await;
+            get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, look())).await;
         }
         said = says;
         let passed = get.at.since(before);
@@ -432,9 +432,9 @@ async fn a_task_that_is_not_acknowledged_is_polled_as_often_as_its_server_wants(
         get.result(complete(with_members(task("t1", "working"), json!({"pollIntervalMs": says})))).await;
         (at_least, at_most) = (next_least, next_most);
     }
-    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     get.result(complete(completed("t1", "end"))).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 }
 
 #[tokio::test]
@@ -442,16 +442,16 @@ async fn a_server_that_does_not_push_is_polled() {
     for how in ["no method", "no stream", "an error", "a page"] {
         let script = ScriptedServer::start().await;
         let client = script.client_with(script.options(), json!({TASKS: {}})).await;
-        let (mut run, asked) = asked_to_push(&script, &client).await;
+        let (mut call, asked) = asked_to_push(&script, &client).await;
         match how {
             "no method" => asked.error(404, -32601, "no such method", Value::Null).await,
             "no stream" => asked.result(json!({"resultType": "complete"})).await,
             "an error" => asked.error(200, -32603, "not today", Value::Null).await,
             _ => asked.text(404, "text/html", "<html></html>").await,
         }
-        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+        let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
         get.result(complete(completed("t1", "end"))).await;
-        assert_eq!(rest(&mut run).await, ["done: end"], "{how}");
+        assert_eq!(rest(&mut call).await, ["done: end"], "{how}");
         // Only a fault may pass.
         script.may_remain(LISTEN);
         assert!(script.count(LISTEN) == 1 || how == "an error", "{how}");
@@ -479,28 +479,28 @@ async fn a_second_run_of_a_server_that_does_not_push_is_polled_too() {
 async fn where_nothing_is_pushed_states_and_output_are_waited_for_at_the_server() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let mut run = polled(&script, &client).await;
-    let read = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
+    let mut call = polled(&script, &client).await;
+    let read = while_waiting(&mut call, script.expect_of(READ, "t1")).await;
     assert_eq!((&read.params()["fromSeq"], &read.params()["waitMs"]), (&json!(0), &json!(20_000)));
     read.result(page(0, &["a"], false)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
-    let held = while_waiting(&mut run, script.expect_of(READ, "t1")).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
+    let held = while_waiting(&mut call, script.expect_of(READ, "t1")).await;
     assert_eq!((&held.params()["fromSeq"], &held.params()["waitMs"]), (&json!(1), &json!(20_000)));
-    for (known, tells) in [(Value::Null, 7), (json!(7), 8)] {
-        let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    for (known, version) in [(Value::Null, 7), (json!(7), 8)] {
+        let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
         assert_eq!((&get.meta()[WAIT_MS], &get.meta()[TASK_VERSION]), (&json!(20_000), &known));
-        let meta = json!({"_meta": {TASK_VERSION: tells}});
-        let state = if tells == 7 { task("t1", "working") } else { completed("t1", "end") };
+        let meta = json!({"_meta": {TASK_VERSION: version}});
+        let state = if version == 7 { task("t1", "working") } else { completed("t1", "end") };
         get.result(complete(with_members(state, meta))).await;
     }
-    // What is left of the output is read before the end is told.
+    // The client reads the rest of the output before it delivers the end.
     let reads = async {
         let asked = script.expect_of(READ, "t1").await;
         assert_eq!(asked.params()["fromSeq"], 1);
         asked.result(page(1, &["b"], true)).await;
     };
-    let (told, ()) = tokio::join!(rest(&mut run), reads);
-    assert_eq!(told, ["1 b", "done: end"]);
+    let (briefs, ()) = tokio::join!(rest(&mut call), reads);
+    assert_eq!(briefs, ["1 b", "done: end"]);
     held.closed_by_client().await;
 }
 
@@ -508,12 +508,12 @@ async fn where_nothing_is_pushed_states_and_output_are_waited_for_at_the_server(
 async fn output_that_was_read_to_its_end_is_not_read_again() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let mut run = polled(&script, &client).await;
-    while_waiting(&mut run, script.expect_of(READ, "t1")).await.result(page(0, &["a"], true)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 a"]);
-    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let mut call = polled(&script, &client).await;
+    while_waiting(&mut call, script.expect_of(READ, "t1")).await.result(page(0, &["a"], true)).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 a"]);
+    let get = script.as_time_passes("a look", 20 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     get.result(complete(completed("t1", "end"))).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
     assert_eq!(script.count(READ), 1);
 }
 
@@ -521,10 +521,10 @@ async fn output_that_was_read_to_its_end_is_not_read_again() {
 async fn a_task_that_its_server_has_forgotten_ends_the_run() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
-    let mut run = polled(&script, &client).await;
-    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let mut call = polled(&script, &client).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     get.error(200, -32602, "Task not found", Value::Null).await;
-    let error = fails(&mut run).await;
+    let error = fails(&mut call).await;
     assert!(matches!(&error, Error::TaskNotFound { task } if task == "t1"), "{error:?}");
 }
 
@@ -532,14 +532,14 @@ async fn a_task_that_its_server_has_forgotten_ends_the_run() {
 async fn an_answer_about_another_task_is_no_answer() {
     let script = ScriptedServer::start().await;
     let client = script.client_with(script.options(), json!({TASKS: {}})).await;
-    let mut run = polled(&script, &client).await;
-    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut run, script.expect("tasks/get"))).await;
+    let mut call = polled(&script, &client).await;
+    let get = script.as_time_passes("a look", 50 * MS, while_waiting(&mut call, script.expect("tasks/get"))).await;
     get.result(complete(completed("t2", "not ours"))).await;
-    let error = fails(&mut run).await;
+    let error = fails(&mut call).await;
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 
-// Many runs, one stream.
+// Many calls, one stream.
 
 #[tokio::test]
 async fn ten_runs_share_one_stream() {
@@ -549,7 +549,7 @@ async fn ten_runs_share_one_stream() {
     let mut runs = Vec::new();
     let mut current: Option<Listen> = None;
     for (n, id) in ids.iter().enumerate() {
-        let (run, mut listen) = script.watched(&client, id).await;
+        let (call, mut listen) = script.watched(&client, id).await;
         assert_eq!(listen.task_ids(), ids[..=n]);
         for (before, id) in ids[..=n].iter().enumerate() {
             assert_eq!(listen.asked_from(id), Some(u64::from(before < n)), "{id}");
@@ -559,7 +559,7 @@ async fn ten_runs_share_one_stream() {
             old.closed().await;
         }
         listen.partial(id, 0, &format!("{id} begins")).await;
-        runs.push(run);
+        runs.push(call);
         // That it has come is seen by who waits for it.
         let last = runs.last_mut().expect("a run");
         assert_eq!(next_briefs(last, 1).await, [format!("0 {id} begins")]);
@@ -574,9 +574,9 @@ async fn ten_runs_share_one_stream() {
     for id in &ids {
         listen.task(completed(id, &format!("{id} ends"))).await;
     }
-    for (id, run) in ids.iter().zip(&mut runs) {
+    for (id, call) in ids.iter().zip(&mut runs) {
         let expected = [format!("1 {id} goes on"), format!("2 {id} goes on"), format!("3 {id} goes on"), format!("done: {id} ends")];
-        assert_eq!(rest(run).await, expected);
+        assert_eq!(rest(call).await, expected);
     }
     listen.closed().await;
     assert_eq!((script.count(LISTEN), script.count(READ), script.count("tasks/get")), (10, 0, 0));
@@ -618,13 +618,13 @@ async fn output_that_nobody_reads_is_left_at_the_server_and_fetched_when_it_is_w
     // The others are not held up by it.
     listen.partial("t2", 0, "free").await;
     assert_eq!(next_briefs(&mut two, 1).await, ["0 free"]);
-    let told = tokio::select! {
-        told = rest(&mut one) => told,
+    let briefs = tokio::select! {
+        briefs = rest(&mut one) => briefs,
         never = reads(&script, "t1", &texts) => match never {},
     };
     let mut expected: Vec<String> = texts.iter().enumerate().map(|(seq, said)| format!("{seq} {said}")).collect();
     expected.push("done: end".to_owned());
-    assert_eq!(told, expected);
+    assert_eq!(briefs, expected);
     assert!(script.count(READ) >= 1);
     listen.task(completed("t2", "end")).await;
     assert_eq!(rest(&mut two).await, ["done: end"]);
@@ -636,13 +636,13 @@ async fn output_that_nobody_reads_is_left_at_the_server_and_fetched_when_it_is_w
 async fn a_run_that_was_left_is_taken_up_from_its_reference_by_another_client() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     for (seq, said) in [(0, "a"), (1, "b"), (2, "c")] {
         listen.partial("t1", seq, said).await;
     }
     // What came and was not handed out is not counted.
-    assert_eq!(next_briefs(&mut run, 2).await, ["0 a", "1 b"]);
-    let left = run.detach().expect("a task");
+    assert_eq!(next_briefs(&mut call, 2).await, ["0 a", "1 b"]);
+    let left = call.detach().expect("a task");
     assert_eq!((left.server.as_str(), left.task.as_deref(), left.tool.as_str(), left.next), (script.url().as_str(), Some("t1"), "job", 2));
     assert_eq!(left.to_string(), format!("{}#t1", script.url()));
     listen.closed().await;
@@ -652,13 +652,13 @@ async fn a_run_that_was_left_is_taken_up_from_its_reference_by_another_client() 
     assert_eq!(again, left);
     script.always("tasks/get", complete(task("t1", "working")));
     let other = script.client().await;
-    let mut run = with_timeout("the task", other.attach(&again)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let mut call = with_timeout("the task", other.attach(&again)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     assert_eq!(listen.wanted, json!({"taskIds": ["t1"], PARTIALS: [{"taskId": "t1", "fromSeq": 2}]}));
     listen.partial("t1", 2, "c").await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["2 c", "done: end"]);
+    assert_eq!(rest(&mut call).await, ["2 c", "done: end"]);
 }
 
 #[tokio::test]
@@ -669,8 +669,8 @@ async fn a_task_that_ended_meanwhile_is_told_to_its_end() {
     script.always(READ, page(2, &["c", "d"], true));
     script.may_remain(LISTEN);
     let left = reference(json!({"server": script.url(), "era": "modern", "task": "t1", "tool": "job", "next": 2}));
-    let mut run = with_timeout("the task", client.attach(&left)).await.expect("a run");
-    assert_eq!(rest(&mut run).await, ["task t1", "2 c", "3 d", "done: end"]);
+    let mut call = with_timeout("the task", client.attach(&left)).await.expect("a run");
+    assert_eq!(rest(&mut call).await, ["task t1", "2 c", "3 d", "done: end"]);
 }
 
 #[tokio::test]
@@ -679,21 +679,21 @@ async fn a_call_whose_answer_was_never_seen_is_made_again_under_its_key() {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
         let left = json!({"server": script.url(), "era": "modern", "tool": "job", "key": "key-of-before", "args": {"b": [1, 2], "a": "é"}});
-        let call = async {
+        let playing = async {
             let asked = script.expect("tools/call").await;
             assert_eq!(asked.meta()[KEY], "key-of-before");
             assert_eq!((&asked.params()["name"], &asked.params()["arguments"]), (&json!("job"), &json!({"b": [1, 2], "a": "é"})));
             asked.result(becomes.clone()).await;
         };
         let left = reference(left);
-        let (run, ()) = tokio::join!(client.attach(&left), call);
-        let mut run = run.expect("a run");
+        let (call, ()) = tokio::join!(client.attach(&left), playing);
+        let mut call = call.expect("a run");
         if becomes["resultType"] == "task" {
-            assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-            let mut listen = while_waiting(&mut run, script.listen()).await;
+            assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+            let mut listen = while_waiting(&mut call, script.listen()).await;
             listen.task(completed("t1", "end")).await;
         }
-        assert_eq!(rest(&mut run).await, ["done: end"]);
+        assert_eq!(rest(&mut call).await, ["done: end"]);
     }
 }
 
@@ -712,8 +712,8 @@ async fn who_leaves_a_call_that_is_no_task_gives_it_up() {
     let script = ScriptedServer::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
-    let (run, mut sse) = held(&script, &client).await;
-    assert!(run.detach().is_none());
+    let (call, mut sse) = held(&script, &client).await;
+    assert!(call.detach().is_none());
     sse.closed().await;
 }
 
@@ -723,7 +723,7 @@ async fn who_does_not_wait_for_the_start_gives_the_call_up() {
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
     let asked = tokio::select! {
-        run = client.start("job", json!({})) => panic!("too early: {run:?}"),
+        call = client.start("job", json!({})) => panic!("too early: {call:?}"),
         asked = script.expect("tools/call") => asked,
     };
     asked.closed_by_client().await;
@@ -739,17 +739,17 @@ async fn a_task_is_cancelled_by_asking_and_ends_when_its_server_says_so() {
     ] {
         let script = ScriptedServer::start().await;
         let client = script.client().await;
-        let (mut run, mut listen) = script.watched(&client, "t1").await;
+        let (mut call, mut listen) = script.watched(&client, "t1").await;
         let cancel = async {
             let asked = script.expect("tasks/cancel").await;
             assert_eq!(asked.params()["taskId"], "t1");
             asked.result(json!({"resultType": "complete"})).await;
         };
-        with_timeout("the acknowledgement", async { tokio::join!(run.cancel(), cancel) }).await.0.expect("taken");
+        with_timeout("the acknowledgement", async { tokio::join!(call.cancel(), cancel) }).await.0.expect("taken");
         listen.task(with_members(task("t1", "working"), json!({"statusMessage": "stopping"}))).await;
-        assert_eq!(next(&mut run).await.as_ref().map(brief).as_deref(), Some("working: stopping"));
+        assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some("working: stopping"));
         listen.task(state).await;
-        assert_eq!(all(&mut run).await, [expected]);
+        assert_eq!(all(&mut call).await, [expected]);
     }
 }
 
@@ -758,10 +758,10 @@ async fn a_held_call_is_cancelled_by_closing_it() {
     let script = ScriptedServer::start().await;
     script.may_remain("notifications/cancelled");
     let client = script.client().await;
-    let (mut run, mut sse) = held(&script, &client).await;
-    with_timeout("the word", run.cancel()).await.expect("taken");
+    let (mut call, mut sse) = held(&script, &client).await;
+    with_timeout("the word", call.cancel()).await.expect("taken");
     sse.closed().await;
-    assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
+    assert_eq!(rest(&mut call).await, ["progress 1", "cancelled"]);
 }
 
 // Our own server.
@@ -778,10 +778,10 @@ async fn connect_with(target: Target, options: Options) -> Client {
     with_timeout("the connection", Client::connect(target, options)).await.expect("a connection")
 }
 
-/// All that is told of a run: its texts together, which must come in order, and its end.
-async fn whole(run: &mut Call) -> (String, String) {
+/// All events of a call: its texts together, which must come in order, and its end.
+async fn whole(call: &mut Call) -> (String, String) {
     let (mut text, mut seq, mut ends) = (String::new(), None, String::new());
-    while let Some(event) = next(run).await {
+    while let Some(event) = next(call).await {
         match event {
             Event::Chunk(partial) => {
                 let expected = seq.map_or(partial.seq, |seq| seq + 1);
@@ -815,7 +815,7 @@ async fn ten_runs_of_our_server_are_told_exactly_over_one_stream() {
         let started = with_timeout("the start", client.start("counts", json!({"name": name}))).await;
         runs.push((name, started.expect("a run")));
     }
-    let reading = runs.iter_mut().map(|(name, run)| async move { (*name, whole(run).await) });
+    let reading = runs.iter_mut().map(|(name, call)| async move { (*name, whole(call).await) });
     for (name, (text, ends)) in with_timeout("all ends", futures_util::future::join_all(reading)).await {
         let expected: String = (0..100).map(|n| format!("{name}.{n};")).collect();
         assert_eq!((text, ends), (expected, format!("done: {name} is done")));
@@ -827,83 +827,83 @@ async fn ten_runs_of_our_server_are_told_exactly_over_one_stream() {
 
 #[tokio::test]
 async fn in_one_process_a_run_is_told_the_same_as_over_http() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let over_http = connect(stage.server.port).await;
-    let in_process = Client::connect(stage.server.server.clone(), Options::default()).await.expect("a connection");
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let over_http = connect(harness.server.port).await;
+    let in_process = Client::connect(harness.server.server.clone(), Options::default()).await.expect("a connection");
     for client in [over_http, in_process] {
-        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-        let mut act = stage.run().await;
-        let Some(Event::Task(reference)) = next(&mut run).await else { panic!("a task") };
-        act.writes("one").await;
-        act.ctx.status("half way").await.expect("taken");
-        assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
-        act.writes("two").await;
-        act.ends("done");
-        assert_eq!(rest(&mut run).await, ["1 two", "done: done"]);
-        let view = with_timeout("a look", client.task(reference.task.as_deref().expect("an id"))).await.expect("a view");
-        assert_eq!((view.status, view.outcome.as_ref().map(end).as_deref()), (Status::Completed, Some("done: done")));
+        let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+        let mut run = harness.run().await;
+        let Some(Event::Task(reference)) = next(&mut call).await else { panic!("a task") };
+        run.writes("one").await;
+        run.ctx.status("half way").await.expect("taken");
+        assert_eq!(next_briefs(&mut call, 1).await, ["0 one"]);
+        run.writes("two").await;
+        run.ends("done");
+        assert_eq!(rest(&mut call).await, ["1 two", "done: done"]);
+        let snapshot = with_timeout("a look", client.task(reference.task.as_deref().expect("an id"))).await.expect("a view");
+        assert_eq!((snapshot.status, snapshot.outcome.as_ref().map(end).as_deref()), (Status::Completed, Some("done: done")));
         with_timeout("the end", client.close()).await;
     }
 }
 
 #[tokio::test]
 async fn a_run_of_our_server_goes_on_from_its_reference_with_nothing_twice_or_missing() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = connect(stage.server.port).await;
-    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-    let mut act = stage.run().await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = connect(harness.server.port).await;
+    let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = harness.run().await;
     for text in ["a", "b", "c"] {
-        act.writes(text).await;
+        run.writes(text).await;
     }
-    assert_eq!(next_briefs(&mut run, 3).await[1..], ["0 a", "1 b"]);
-    let left = run.detach().expect("a task");
-    act.writes("d").await;
-    let other = connect(stage.server.port).await;
-    let mut run = with_timeout("the task", other.attach(&left)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 3).await[1..], ["2 c", "3 d"]);
+    assert_eq!(next_briefs(&mut call, 3).await[1..], ["0 a", "1 b"]);
+    let left = call.detach().expect("a task");
+    run.writes("d").await;
+    let other = connect(harness.server.port).await;
+    let mut call = with_timeout("the task", other.attach(&left)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 3).await[1..], ["2 c", "3 d"]);
     // The same task once more, from its beginning.
     let mut twice = with_timeout("the task", other.attach(&Reference { next: 0, ..left.clone() })).await.expect("a run");
     assert_eq!(next_briefs(&mut twice, 5).await[1..], ["0 a", "1 b", "2 c", "3 d"]);
-    act.writes("e").await;
-    act.ends("done");
-    assert_eq!(rest(&mut run).await, ["4 e", "done: done"]);
+    run.writes("e").await;
+    run.ends("done");
+    assert_eq!(rest(&mut call).await, ["4 e", "done: done"]);
     assert_eq!(rest(&mut twice).await, ["4 e", "done: done"]);
 }
 
 #[tokio::test]
 async fn a_run_of_our_server_without_streams_is_told_the_same() {
     let config = taskwire::server::Config { streams_per_caller: 0, ..uncoalesced() };
-    let mut stage = ToolHarness::with(config).await;
+    let mut harness = ToolHarness::with(config).await;
     // Refused streams are asked for again: not so often that nothing else is done.
     let timing = Timing { backoff: 50 * MS, ..Timing::default() };
-    let client = connect_with(at(stage.server.port), Options { timing, ..Options::default() }).await;
-    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-    let mut act = stage.run().await;
+    let client = connect_with(at(harness.server.port), Options { timing, ..Options::default() }).await;
+    let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = harness.run().await;
     for text in ["a", "b", "c"] {
-        act.writes(text).await;
+        run.writes(text).await;
     }
-    assert_eq!(next_briefs(&mut run, 4).await[1..], ["0 a", "1 b", "2 c"]);
-    act.writes("d").await;
-    act.ends("done");
-    assert_eq!(rest(&mut run).await, ["3 d", "done: done"]);
+    assert_eq!(next_briefs(&mut call, 4).await[1..], ["0 a", "1 b", "2 c"]);
+    run.writes("d").await;
+    run.ends("done");
+    assert_eq!(rest(&mut call).await, ["3 d", "done: done"]);
 }
 
 #[tokio::test]
 async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let between = Between::new(stage.server.port, b"").await;
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let between = Between::new(harness.server.port, b"").await;
     let timing = Timing { backoff: MS, backoff_max: 5 * MS, ..Timing::default() };
     let client = connect_with(between.target(), Options { timing, ..Options::default() }).await;
-    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-    let mut act = stage.run().await;
-    let reading = tokio::spawn(async move { whole(&mut run).await });
+    let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+    let mut run = harness.run().await;
+    let reading = tokio::spawn(async move { whole(&mut call).await });
     for n in 0..200 {
-        act.writes(&format!("{n};")).await;
+        run.writes(&format!("{n};")).await;
         if n % 7 == 6 {
             between.cut();
         }
     }
-    act.ends("done");
+    run.ends("done");
     let (text, ends) = with_timeout("the end", reading).await.expect("no panic");
     let expected: String = (0..200).map(|n| format!("{n};")).collect();
     assert_eq!((text, ends.as_str()), (expected, "done: done"));
@@ -911,14 +911,14 @@ async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
 
 #[tokio::test]
 async fn a_call_of_our_server_is_called_off() {
-    let mut stage = ToolHarness::with(uncoalesced()).await;
-    let client = connect(stage.server.port).await;
-    let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-    let act = stage.run().await;
-    with_timeout("the word", run.cancel()).await.expect("taken");
-    with_timeout("the word to stop", act.ctx.cancelled()).await;
-    let told = rest(&mut run).await;
-    assert!(told.last().is_some_and(|last| last.starts_with("cancelled")), "{told:?}");
+    let mut harness = ToolHarness::with(uncoalesced()).await;
+    let client = connect(harness.server.port).await;
+    let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+    let run = harness.run().await;
+    with_timeout("the word", call.cancel()).await.expect("taken");
+    with_timeout("the word to stop", run.ctx.cancelled()).await;
+    let briefs = rest(&mut call).await;
+    assert!(briefs.last().is_some_and(|last| last.starts_with("cancelled")), "{briefs:?}");
 }
 
 #[tokio::test]

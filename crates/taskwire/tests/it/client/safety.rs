@@ -1,5 +1,5 @@
-//! What a client does not do, whatever its server does: give up one that is there, go elsewhere with what was meant for it, wait for
-//! what nobody reads, lose an answer or a last word, start again what was closed.
+//! What a client does not do, whatever its server does: give up a server that is there, send its requests elsewhere, wait for a reader
+//! that does not read, lose an answer or a cancel, reopen what was closed.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ async fn passes(script: &ScriptedServer, span: Duration) {
 async fn a_wait_that_is_cut_again_and_again_is_not_given_up_while_the_server_is_there() {
     let script = scripted().await;
     let client = joined(&script, legacy::options(&script), having(json!({}))).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     // As a proxy does that knows only how long a connection has said nothing.
     let begun = script.clock.now();
     for _ in 0..7 {
@@ -45,7 +45,7 @@ async fn a_wait_that_is_cut_again_and_again_is_not_given_up_while_the_server_is_
     }
     assert!(script.clock.now().since(begun) > Timing::default().give_up_after + 61 * SECOND, "that is long enough");
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
     assert_eq!(script.count("tools/call"), 1);
 }
 
@@ -94,15 +94,15 @@ async fn the_longest_time_between_two_looks_may_be_shorter_than_the_shortest() {
     let timing = Timing { poll_min: 100 * MS, poll_max: 50 * MS, ..Timing::default() };
     let script = ScriptedServer::start().await;
     let client = script.client_with(Options { timing, ..script.options() }, everything()).await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 
     let script = scripted().await;
     let client = joined(&script, Options { timing, ..legacy::options(&script) }, having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 // Servers that send us elsewhere.
@@ -184,26 +184,26 @@ async fn a_server_that_sends_us_in_circles_is_not_followed_for_ever() {
 
 #[tokio::test]
 async fn a_run_that_nobody_reads_does_not_hold_up_other_calls() {
-    let told_all = Signal::new();
-    let chatty = tool("chatty", &told_all, |told_all, ctx| async move {
+    let all_sent = Signal::new();
+    let chatty = tool("chatty", &all_sent, |all_sent, ctx| async move {
         for tens in 0..40 {
             let ten = (1..=10).map(|n| ctx.progress(Progress::of(10 * tens + n, 400.0)));
             futures_util::future::try_join_all(ten).await?;
         }
-        told_all.send();
+        all_sent.send();
         Ok::<_, ToolError>("done")
     });
     let server = TestServer::start(registry([chatty.task(TaskMode::Never), quick("quick").task(TaskMode::Never)])).await;
     let modern = with_timeout("the connection", Client::connect(&server.server, Options::default())).await.expect("a connection");
     let older = client_of(Target::from(&server.server), Options::default()).await;
     for client in [modern, older] {
-        let mut run = with_timeout("the start", client.start("chatty", json!({}))).await.expect("a run");
-        with_timeout("the end of the tool", told_all.wait()).await;
+        let mut call = with_timeout("the start", client.start("chatty", json!({}))).await.expect("a run");
+        with_timeout("the end of the tool", all_sent.wait()).await;
         for _ in 0..3 {
             let outcome = with_timeout("the other call", client.call("quick", json!({}))).await.expect("a result");
             assert_eq!(end(&outcome), "done: done");
         }
-        assert_eq!(last(&mut run).await, "done: done");
+        assert_eq!(last(&mut call).await, "done: done");
         with_timeout("the end", client.close()).await;
     }
 }
@@ -233,7 +233,7 @@ async fn refuses(script: &ScriptedServer, name: &str, code: i64) {
     asked.error(200, code, "no such name", Value::Null).await;
 }
 
-/// A server refuses an answer with this code: another one can be given, now and after a restart.
+/// A server refuses an answer with this code: another one can be sent, now and after a restart.
 async fn another_answer_after(code: i64) {
     let script = ScriptedServer::start().await;
     // What is asked is pushed; looks may wait.
@@ -248,40 +248,40 @@ async fn another_answer_after(code: i64) {
 
     // While it is asked.
     let client = script.client_with(options(), everything()).await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
-    let refused = with_timeout("the refusal", async { tokio::join!(run.answer("k", name("Ada")), refuses(&script, "Ada", code)) }).await.0;
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
+    let refused = with_timeout("the refusal", async { tokio::join!(call.answer("k", name("Ada")), refuses(&script, "Ada", code)) }).await.0;
     refused.expect_err("it was refused");
     assert!(recorded().is_empty(), "{code}: {:?}", recorded());
     // The next one is lost on its way, and its client with it.
     let asked = tokio::select! {
-        answered = run.answer("k", name("Bob")) => panic!("too early: {answered:?}"),
+        answered = call.answer("k", name("Bob")) => panic!("too early: {answered:?}"),
         asked = script.expect("tasks/update") => asked,
     };
     assert_eq!(recorded().len(), 1, "{code}");
-    let reference = run.detach().expect("a task");
+    let reference = call.detach().expect("a task");
     drop(client);
     asked.cut();
     listen.closed().await;
 
-    // After a restart it is given again, and is no better.
+    // After a restart the client sends it again, and the server refuses it again.
     let client = script.client_with(options(), everything()).await;
-    let mut run = with_timeout("the task", client.attach(&reference)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    let mut listen = while_waiting(&mut run, script.listen()).await;
+    let mut call = with_timeout("the task", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let mut listen = while_waiting(&mut call, script.listen()).await;
     listen.task(asks()).await;
-    while_waiting(&mut run, refuses(&script, "Bob", code)).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"], "{code}: then somebody has to be asked");
+    while_waiting(&mut call, refuses(&script, "Bob", code)).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"], "{code}: then somebody has to be asked");
     assert!(recorded().is_empty(), "{code}: {:?}", recorded());
-    let taken = with_timeout("the answer", async { tokio::join!(run.answer("k", name("Cleo")), takes(&script, "Cleo")) }).await.0;
+    let taken = with_timeout("the answer", async { tokio::join!(call.answer("k", name("Cleo")), takes(&script, "Cleo")) }).await.0;
     taken.unwrap_or_else(|error| panic!("{code}: {error}"));
     let answer = name("Cleo").value().clone();
     assert_eq!(recorded(), [("k".to_owned(), answer, true)], "{code}");
     listen.task(task("t1", "working")).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["settled k"], "{code}");
+    assert_eq!(next_briefs(&mut call, 1).await, ["settled k"], "{code}");
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"], "{code}");
+    assert_eq!(rest(&mut call).await, ["done: end"], "{code}");
 }
 
 #[tokio::test]
@@ -291,7 +291,7 @@ async fn an_answer_that_the_server_refused_can_be_replaced_also_after_a_restart(
     }
 }
 
-/// This code says as well that there is no such task; a look tells.
+/// This code also means that there is no such task: the client polls to find out.
 #[tokio::test]
 async fn an_answer_that_the_server_calls_invalid_can_be_replaced_also_after_a_restart() {
     another_answer_after(-32602).await;
@@ -301,20 +301,20 @@ async fn an_answer_that_the_server_calls_invalid_can_be_replaced_also_after_a_re
 async fn an_answer_that_was_given_up_half_way_leaves_the_question_open() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let (mut run, mut listen) = script.watched(&client, "t1").await;
+    let (mut call, mut listen) = script.watched(&client, "t1").await;
     listen.task(asks()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["asks k: Name?"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["asks k: Name?"]);
     let asked = tokio::select! {
-        answered = run.answer("k", name("Ada")) => panic!("too early: {answered:?}"),
+        answered = call.answer("k", name("Ada")) => panic!("too early: {answered:?}"),
         asked = script.expect("tasks/update") => asked,
     };
     asked.closed_by_client().await;
-    let taken = with_timeout("the answer", async { tokio::join!(run.answer("k", name("Bob")), takes(&script, "Bob")) }).await.0;
+    let taken = with_timeout("the answer", async { tokio::join!(call.answer("k", name("Bob")), takes(&script, "Bob")) }).await.0;
     taken.expect("it is open");
     listen.task(task("t1", "working")).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["settled k"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["settled k"]);
     listen.task(completed("t1", "end")).await;
-    assert_eq!(rest(&mut run).await, ["done: end"]);
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 }
 
 // Last words.
@@ -323,16 +323,16 @@ async fn an_answer_that_was_given_up_half_way_leaves_the_question_open() {
 async fn who_closes_waits_until_a_call_was_called_off() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
-    let call = async {
+    let playing = async {
         let asked = script.expect("tools/call").await;
         let (key, token) = (asked.meta()[KEY].clone(), asked.meta()["progressToken"].clone());
         let mut sse = asked.sse().await;
         sse.notify("notifications/progress", json!({"progressToken": token, "progress": 1})).await;
         (key, sse)
     };
-    let (mut run, (key, mut sse)) = start_job(&client, call).await;
-    with_timeout("the word", run.cancel()).await.expect("taken");
-    assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
+    let (mut call, (key, mut sse)) = start_job(&client, playing).await;
+    with_timeout("the word", call.cancel()).await.expect("taken");
+    assert_eq!(rest(&mut call).await, ["progress 1", "cancelled"]);
     sse.closed().await;
     let closing = client.close();
     tokio::pin!(closing);
@@ -353,13 +353,13 @@ async fn who_closes_a_session_waits_until_a_call_was_called_off() {
     script.always("tools/list", tools_of("forbidden"));
     let client = joined(&script, legacy::options(&script), having(json!({}))).await;
     let mut key = Value::Null;
-    let (mut run, mut events) = held(&script, &client, |call| {
-        key = call.meta()[KEY].clone();
-        progress(&call.meta()["progressToken"], json!({"progress": 1}))
+    let (mut call, mut events) = held(&script, &client, |request| {
+        key = request.meta()[KEY].clone();
+        progress(&request.meta()["progressToken"], json!({"progress": 1}))
     })
     .await;
-    with_timeout("the word", run.cancel()).await.expect("taken");
-    assert_eq!(rest(&mut run).await, ["progress 1", "cancelled"]);
+    with_timeout("the word", call.cancel()).await.expect("taken");
+    assert_eq!(rest(&mut call).await, ["progress 1", "cancelled"]);
     events.closed().await;
     let closing = client.close();
     tokio::pin!(closing);
@@ -379,17 +379,17 @@ async fn who_closes_a_session_waits_until_a_call_was_called_off() {
 async fn a_call_that_becomes_a_task_just_when_it_is_called_off_is_called_off() {
     let script = scripted().await;
     let client = joined(&script, legacy::options(&script), having(json!({}))).await;
-    let (mut run, mut events) = held(&script, &client, |call| progress(&call.meta()["progressToken"], json!({"progress": 1}))).await;
-    // More than waits to be read, in one piece, and the task behind it: so it has come, and cannot be told of yet.
+    let (mut call, mut events) = held(&script, &client, |request| progress(&request.meta()["progressToken"], json!({"progress": 1}))).await;
+    // More lines than the client buffers, in one piece, and the task behind them: the task has come, and cannot be delivered yet.
     let lines = (1..=67).map(|n| format!("data: {}\n\n", json!({"method": "notifications/message", "params": {"data": n}})));
     let mut all: String = lines.collect();
     all.push_str(&format!("data: {}\n\n", response(&events.id, made("t1"))));
     events.raw(all.as_bytes()).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["progress 1", "log 1"]);
-    assert!(run.reference().is_none(), "it is no task yet");
-    with_timeout("the word", run.cancel()).await.expect("taken");
+    assert_eq!(next_briefs(&mut call, 2).await, ["progress 1", "log 1"]);
+    assert!(call.reference().is_none(), "it is no task yet");
+    with_timeout("the word", call.cancel()).await.expect("taken");
     let playing = async { script.expect_of("tasks/cancel", "t1").await.result(shown("t1", "cancelled")).await };
-    let (heard, ()) = with_timeout("the end of the task", async { tokio::join!(next_briefs(&mut run, 67), playing) }).await;
+    let (heard, ()) = with_timeout("the end of the task", async { tokio::join!(next_briefs(&mut call, 67), playing) }).await;
     assert_eq!((heard[0].as_str(), heard[65].as_str(), heard[66].as_str()), ("log 2", "log 67", "task t1"));
 }
 
@@ -398,19 +398,19 @@ async fn a_call_that_becomes_a_task_just_when_it_is_called_off_is_called_off() {
 #[tokio::test]
 async fn nothing_is_started_again_that_was_closed() {
     for is_legacy in [false, true] {
-        let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-        let target = Target::from(&stage.server.server);
+        let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+        let target = Target::from(&harness.server.server);
         let client = if is_legacy {
             client_of(target, Options::default()).await
         } else {
             with_timeout("the connection", Client::connect(target, Options::default())).await.expect("a connection")
         };
-        let (run, act) = tokio::join!(client.start("writes", json!({})), stage.run());
-        let mut run = run.expect("a run");
-        act.writes("one").await;
-        let watched = next_briefs(&mut run, 2).await;
+        let (call, run) = tokio::join!(client.start("writes", json!({})), harness.run());
+        let mut call = call.expect("a run");
+        run.writes("one").await;
+        let watched = next_briefs(&mut call, 2).await;
         assert_eq!(watched[1], "0 one", "it is watched: {watched:?}");
-        let task = run.reference().and_then(|reference| reference.task).expect("a task");
+        let task = call.reference().and_then(|reference| reference.task).expect("a task");
         let other = client.clone();
         with_timeout("the end", client.close()).await;
         let errors = [
@@ -421,7 +421,7 @@ async fn nothing_is_started_again_that_was_closed() {
         for error in errors {
             assert!(matches!(error, Err(Error::Closed)), "legacy: {is_legacy}: {error:?}");
         }
-        let error = fails(&mut run).await;
+        let error = fails(&mut call).await;
         assert!(matches!(error, Error::Closed), "legacy: {is_legacy}: {error:?}");
     }
 }

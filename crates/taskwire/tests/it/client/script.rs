@@ -53,7 +53,7 @@ impl ScriptedServer {
     pub(crate) async fn start() -> Self {
         let listener = listener().await;
         let port = listener.local_addr().expect("an address").port();
-        let inbox = Inbox { state: Mutex::default(), news: Notify::new(), clock: manual_clock(), life: watch::Sender::new(0) };
+        let inbox = Inbox { state: Mutex::default(), changed: Notify::new(), clock: manual_clock(), restarts: watch::Sender::new(0) };
         let mut script = Self { clock: inbox.clock.clone(), port, inbox: Arc::new(inbox), accepting: None };
         script.accept(listener);
         script.tools(json!([job()]));
@@ -124,14 +124,14 @@ impl ScriptedServer {
     pub(crate) async fn expect_where(&self, what: &str, fits: impl Fn(&ScriptedRequest) -> bool) -> ScriptedRequest {
         let found = async {
             loop {
-                let news = self.inbox.news.notified();
-                tokio::pin!(news);
+                let changed = self.inbox.changed.notified();
+                tokio::pin!(changed);
                 // Before the look, so that nothing comes between.
-                news.as_mut().enable();
+                changed.as_mut().enable();
                 if let Some(asked) = self.take(&fits) {
                     return asked;
                 }
-                news.await;
+                changed.await;
             }
         };
         let asked = tokio::time::timeout(Duration::from_secs(10), found).await;
@@ -155,12 +155,12 @@ impl ScriptedServer {
         start_job(client, self.answers("tools/call", created(task))).await.0
     }
 
-    /// A run of this task that is being watched: that it is a task has been read, and more is wanted.
+    /// A call with this task that is being watched: the event that it is a task has been read, and more is wanted.
     pub(crate) async fn watched(&self, client: &Client, task: &str) -> (Call, Listen) {
-        let mut run = self.run(client, task).await;
-        assert_eq!(next_briefs(&mut run, 1).await, [format!("task {task}")]);
-        let listen = while_waiting(&mut run, self.listen()).await;
-        (run, listen)
+        let mut call = self.run(client, task).await;
+        assert_eq!(next_briefs(&mut call, 1).await, [format!("task {task}")]);
+        let listen = while_waiting(&mut call, self.listen()).await;
+        (call, listen)
     }
 
     /// Answers every request of this method with this result from now on, besides those that wait already.
@@ -218,9 +218,9 @@ impl ScriptedServer {
             accepting.abort();
             let _ = accepting.await;
         }
-        self.inbox.life.send_modify(|life| *life += 1);
+        self.inbox.restarts.send_modify(|restarts| *restarts += 1);
         // Each idle connection has a reader that holds a receiver.
-        with_timeout("the end of idle connections", self.inbox.life.closed()).await;
+        with_timeout("the end of idle connections", self.inbox.restarts.closed()).await;
     }
 
     /// Is there again, on the same port.
@@ -280,8 +280,8 @@ impl Drop for ScriptedServer {
     }
 }
 
-/// On a port below those that the system gives to outgoing connections: a client that knocks while the server is down must
-/// not be given the very port it knocks at, for it would then be connected to itself.
+/// On a port below those that the system gives to outgoing connections: a client that connects while the server is down
+/// must not get that very port for its own end, for it would then be connected to itself.
 async fn listener() -> TcpListener {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -310,10 +310,10 @@ pub(crate) async fn as_time_passes<T>(clock: &ManualClock, what: &str, step: Dur
 /// What came and was not taken.
 struct Inbox {
     state: Mutex<InboxState>,
-    news: Notify,
+    changed: Notify,
     clock: ManualClock,
     /// Grows when idle connections are to be closed.
-    life: watch::Sender<u64>,
+    restarts: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -351,20 +351,20 @@ impl Inbox {
         }
         inside.asked.push(asked);
         drop(inside);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
         None
     }
 }
 
 /// Reads the next request of a connection, in the background.
 fn receive(stream: TcpStream, inbox: Arc<Inbox>) {
-    let mut life = inbox.life.subscribe();
+    let mut restarts = inbox.restarts.subscribe();
     tokio::spawn(async move {
         let asked = tokio::select! {
             asked = read_request(stream, inbox.clone()) => asked,
-            _ = life.changed() => None,
+            _ = restarts.changed() => None,
         };
-        drop(life);
+        drop(restarts);
         if let Some(asked) = asked
             && let Some((asked, standing)) = inbox.put(asked)
         {
@@ -604,7 +604,7 @@ impl Sse {
         self.raw(format!("retry: {ms}\n\n").as_bytes()).await;
     }
 
-    /// A sign of life.
+    /// A comment, which keeps a quiet stream alive.
     pub(crate) async fn comment(&mut self) {
         self.raw(b": still here\n\n").await;
     }
@@ -819,19 +819,19 @@ pub(crate) async fn call_job<T>(client: &Client, args: Value, server: impl Futur
 
 /// Starts `job`, while `server` plays.
 pub(crate) async fn start_job<T>(client: &Client, server: impl Future<Output = T>) -> (Call, T) {
-    let (run, played) = with_timeout("the start", async { tokio::join!(client.start("job", json!({})), server) }).await;
-    (run.expect("a run"), played)
+    let (call, played) = with_timeout("the start", async { tokio::join!(client.start("job", json!({})), server) }).await;
+    (call.expect("a run"), played)
 }
 
-/// Wants the next event of `run` while `server` plays: nothing is watched that nobody wants. States and what concerns the
+/// Waits for the next event of `call` while `server` plays: a client watches only what is wanted. States and what concerns the
 /// connection are passed over; no other event may come.
-pub(crate) async fn while_waiting<T>(run: &mut Call, server: impl Future<Output = T>) -> T {
+pub(crate) async fn while_waiting<T>(call: &mut Call, server: impl Future<Output = T>) -> T {
     tokio::pin!(server);
     loop {
         tokio::select! {
             biased;
             played = &mut server => return played,
-            event = run.next() => match event {
+            event = call.next() => match event {
                 Some(Ok(Event::Status(_) | Event::Connection(_))) => {}
                 event => panic!("too early: {event:?}"),
             },
@@ -840,15 +840,15 @@ pub(crate) async fn while_waiting<T>(run: &mut Call, server: impl Future<Output 
 }
 
 /// The next event, whatever it is; none after the end.
-pub(crate) async fn next(run: &mut Call) -> Option<Event> {
-    let event = with_timeout("the next event", run.next()).await?;
+pub(crate) async fn next(call: &mut Call) -> Option<Event> {
+    let event = with_timeout("the next event", call.next()).await?;
     Some(event.unwrap_or_else(|error| panic!("the run failed: {error}")))
 }
 
 /// The next event that is neither a state nor about the connection; none after the end.
-pub(crate) async fn next_notable(run: &mut Call) -> Option<Event> {
+pub(crate) async fn next_notable(call: &mut Call) -> Option<Event> {
     loop {
-        match next(run).await? {
+        match next(call).await? {
             Event::Status(_) | Event::Connection(_) => {}
             event => return Some(event),
         }
@@ -856,48 +856,48 @@ pub(crate) async fn next_notable(run: &mut Call) -> Option<Event> {
 }
 
 /// The next such events, in short.
-pub(crate) async fn next_briefs(run: &mut Call, count: usize) -> Vec<String> {
-    let mut told = Vec::new();
-    while told.len() < count {
-        let event = next_notable(run).await.unwrap_or_else(|| panic!("the run ended after {told:?}"));
-        told.push(brief(&event));
+pub(crate) async fn next_briefs(call: &mut Call, count: usize) -> Vec<String> {
+    let mut briefs = Vec::new();
+    while briefs.len() < count {
+        let event = next_notable(call).await.unwrap_or_else(|| panic!("the run ended after {briefs:?}"));
+        briefs.push(brief(&event));
     }
-    told
+    briefs
 }
 
 /// All such events up to the end, in short.
-pub(crate) async fn rest(run: &mut Call) -> Vec<String> {
-    let mut told = Vec::new();
-    while let Some(event) = next_notable(run).await {
-        told.push(brief(&event));
+pub(crate) async fn rest(call: &mut Call) -> Vec<String> {
+    let mut briefs = Vec::new();
+    while let Some(event) = next_notable(call).await {
+        briefs.push(brief(&event));
     }
-    told
+    briefs
 }
 
 /// All events up to the end, in short.
-pub(crate) async fn all(run: &mut Call) -> Vec<String> {
-    let mut told = Vec::new();
-    while let Some(event) = next(run).await {
-        told.push(brief(&event));
+pub(crate) async fn all(call: &mut Call) -> Vec<String> {
+    let mut briefs = Vec::new();
+    while let Some(event) = next(call).await {
+        briefs.push(brief(&event));
     }
-    told
+    briefs
 }
 
 /// The last event, in short.
-pub(crate) async fn last(run: &mut Call) -> String {
-    all(run).await.pop().unwrap_or_default()
+pub(crate) async fn last(call: &mut Call) -> String {
+    all(call).await.pop().unwrap_or_default()
 }
 
-/// The error that a run ends with.
-pub(crate) async fn fails(run: &mut Call) -> Error {
+/// The error that a call ends with.
+pub(crate) async fn fails(call: &mut Call) -> Error {
     let error = loop {
-        match with_timeout("the error", run.next()).await.expect("the run ends with an error") {
+        match with_timeout("the error", call.next()).await.expect("the run ends with an error") {
             Ok(Event::Done(outcome)) => panic!("it ended well: {}", end(&outcome)),
             Ok(_) => {}
             Err(error) => break error,
         }
     };
-    assert!(with_timeout("the end", run.next()).await.is_none(), "nothing comes after {error}");
+    assert!(with_timeout("the end", call.next()).await.is_none(), "nothing comes after {error}");
     error
 }
 
@@ -907,9 +907,9 @@ pub(crate) fn brief(event: &Event) -> String {
         Event::Task(reference) => format!("task {}", reference.task.as_deref().unwrap_or("without a name")),
         Event::Chunk(partial) => format!("{} {}", partial.seq, partial.text()),
         Event::Gap { from, until } => format!("gap {from}..{until}"),
-        Event::Status(view) => {
-            let status = view.status.to_string();
-            view.message.as_ref().map_or_else(|| status.clone(), |said| format!("{status}: {said}"))
+        Event::Status(snapshot) => {
+            let status = snapshot.status.to_string();
+            snapshot.message.as_ref().map_or_else(|| status.clone(), |said| format!("{status}: {said}"))
         }
         Event::Progress { progress, total, message } => {
             let total = total.map(|total| format!(" of {total}")).unwrap_or_default();

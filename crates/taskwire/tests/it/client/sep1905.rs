@@ -124,7 +124,7 @@ impl Log {
         }
     }
 
-    /// Answers everybody.
+    /// Answers every request for the result.
     async fn serves<T>(&self, script: &ScriptedServer) -> T {
         loop {
             let asked = script.expect_of("tasks/result", "t1").await;
@@ -132,22 +132,22 @@ impl Log {
         }
     }
 
-    /// All that a run tells up to its end, while time passes and who asks is answered.
-    async fn to_the_end(&self, script: &ScriptedServer, run: &mut Call) -> Vec<String> {
+    /// All events of a call up to its end, while time passes and requests are answered.
+    async fn to_the_end(&self, script: &ScriptedServer, call: &mut Call) -> Vec<String> {
         let telling = async {
             tokio::select! {
-                told = rest(run) => told,
+                briefs = rest(call) => briefs,
                 never = self.serves(script) => never,
             }
         };
         script.as_time_passes("the end", 10 * MS, telling).await
     }
 
-    /// The next events of a run, likewise.
-    async fn told(&self, script: &ScriptedServer, run: &mut Call, count: usize) -> Vec<String> {
+    /// The next events of a call, likewise.
+    async fn briefs(&self, script: &ScriptedServer, call: &mut Call, count: usize) -> Vec<String> {
         let telling = async {
             tokio::select! {
-                told = next_briefs(run, count) => told,
+                briefs = next_briefs(call, count) => briefs,
                 never = self.serves(script) => never,
             }
         };
@@ -163,17 +163,17 @@ impl Log {
         self
     }
 
-    /// The places from which it was asked for more.
+    /// The segments after which the client asked for more.
     fn resumed_from(&self) -> Vec<u64> {
         self.asked.borrow().iter().copied().flatten().collect()
     }
 }
 
-/// What a run tells of these texts, from one of them on, and of their end.
+/// The events of a call with these texts, from one of them on, and its end.
 fn all_from(from: usize, texts: &[&str]) -> Vec<String> {
-    let mut told: Vec<String> = texts.iter().enumerate().skip(from).map(|(seq, said)| format!("{seq} {said}")).collect();
-    told.push(format!("done: {}", texts.concat()));
-    told
+    let mut briefs: Vec<String> = texts.iter().enumerate().skip(from).map(|(seq, said)| format!("{seq} {said}")).collect();
+    briefs.push(format!("done: {}", texts.concat()));
+    briefs
 }
 
 /// The next request for what follows an event or a segment.
@@ -202,7 +202,7 @@ async fn row_02_mode_specification() {
     let partial = having(json!({"responses": {"modes": ALL}, "streaming": {"partial": {}}}));
     let cases: [(Value, bool, Option<&[&str]>); 4] = [
         (modes(), true, Some(&ALL)),
-        // Where output is told in another way, it is not wanted twice.
+        // Where output comes by partials, the client does not want it twice.
         (partial, true, Some(&["immediate", "task"])),
         // Who wants no output before the end does not ask for it.
         (modes(), false, Some(&["immediate", "task"])),
@@ -211,14 +211,14 @@ async fn row_02_mode_specification() {
     for (capabilities, stream, expected) in cases {
         let script = scripted().await;
         let client = joined(&script, Options { stream_output: stream, ..options(&script) }, capabilities.clone()).await;
-        let (mut run, asked) = start_job(&client, async {
-            let call = awaited(&script, "tools/call").await;
-            let asked = call.params()["task"].clone();
-            call.result(answer("done")).await;
+        let (mut call, asked) = start_job(&client, async {
+            let request = awaited(&script, "tools/call").await;
+            let asked = request.params()["task"].clone();
+            request.result(answer("done")).await;
             asked
         })
         .await;
-        assert_eq!(last(&mut run).await, "done: done");
+        assert_eq!(last(&mut call).await, "done: done");
         assert!(asked.is_object(), "{asked}");
         let named: Option<BTreeSet<&str>> =
             asked.get("responseModes").map(|modes| modes.as_array().expect("a list").iter().filter_map(Value::as_str).collect());
@@ -232,9 +232,9 @@ async fn row_03_immediate_mode() {
         let script = scripted().await;
         let client = client(&script).await;
         let result = if has_task { ended("t1", "done") } else { answer("done") };
-        let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(result).await }).await;
-        assert_eq!(last(&mut run).await, "done: done", "has a task: {has_task}");
-        assert!(has_task || run.reference().is_none(), "there is no task to name");
+        let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(result).await }).await;
+        assert_eq!(last(&mut call).await, "done: done", "has a task: {has_task}");
+        assert!(has_task || call.reference().is_none(), "there is no task to name");
         assert_eq!(script.count("tasks/result"), 0, "all is there already");
     }
 }
@@ -244,27 +244,27 @@ async fn row_04_task_mode() {
     let script = scripted().await;
     script.stop_answering("tasks/get");
     let client = client(&script).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     let look = script.as_time_passes("a look", 100 * MS, script.expect_of("tasks/get", "t1")).await;
     look.result(with_members(shown("t1", "working"), json!({"statusMessage": "half way"}))).await;
-    while brief(&next(&mut run).await.expect("the run goes on")) != "working: half way" {}
+    while brief(&next(&mut call).await.expect("the run goes on")) != "working: half way" {}
     script.always("tasks/get", shown("t1", "completed"));
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
 async fn row_05_streaming_mode() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
-    assert_eq!(run.reference().map(|reference| (reference.task, reference.next)), Some((Some("t1".to_owned()), 2)));
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(call.reference().map(|reference| (reference.task, reference.next)), Some((Some("t1".to_owned()), 2)));
     sends(&mut events, part(3, &FIVE[2..4], false)).await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["2 three", "3 four"], "as it comes");
+    assert_eq!(next_briefs(&mut call, 2).await, ["2 three", "3 four"], "as it comes");
     sends(&mut events, part(5, &FIVE[4..], true)).await;
     events.end().await;
-    assert_eq!(Log::new(&FIVE, true).to_the_end(&script, &mut run).await, all_from(4, &FIVE));
+    assert_eq!(Log::new(&FIVE, true).to_the_end(&script, &mut call).await, all_from(4, &FIVE));
     assert_eq!(script.count("tools/call"), 1);
 }
 
@@ -274,14 +274,14 @@ async fn row_06_segment_tracking() {
     let client = client(&script).await;
     let log = Log::new(&FIVE, false);
     // The last before the first, and two that belong together apart.
-    let (mut run, mut events) = begins(&script, &client, part(5, &FIVE[4..], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(5, &FIVE[4..], false)).await;
     for result in [part(2, &FIVE[1..2], false), part(4, &FIVE[3..4], false), part(1, &FIVE[..1], false), part(3, &FIVE[2..3], false)] {
         sends(&mut events, result).await;
     }
-    let told = log.told(&script, &mut run, 6).await;
-    assert_eq!(told, ["task t1", "0 one", "1 two", "2 three", "3 four", "4 five"]);
+    let briefs = log.briefs(&script, &mut call, 6).await;
+    assert_eq!(briefs, ["task t1", "0 one", "1 two", "2 three", "3 four", "4 five"]);
     sends(&mut events, part(6, &[], true)).await;
-    assert_eq!(log.completed().await.to_the_end(&script, &mut run).await, ["done: onetwothreefourfive"]);
+    assert_eq!(log.completed().await.to_the_end(&script, &mut call).await, ["done: onetwothreefourfive"]);
 }
 
 #[tokio::test]
@@ -289,10 +289,10 @@ async fn row_06_segments_of_one_response_may_be_in_any_order() {
     let script = scripted().await;
     let client = client(&script).await;
     let segments = vec![segment(3, "three"), segment(1, "one"), segment(2, "two")];
-    let (mut run, events) = begins(&script, &client, part_of(segments, true)).await;
+    let (mut call, events) = begins(&script, &client, part_of(segments, true)).await;
     events.end().await;
-    let told = Log::new(&FIVE[..3], true).to_the_end(&script, &mut run).await;
-    assert_eq!(told[1..], all_from(0, &FIVE[..3]));
+    let briefs = Log::new(&FIVE[..3], true).to_the_end(&script, &mut call).await;
+    assert_eq!(briefs[1..], all_from(0, &FIVE[..3]));
 }
 
 #[tokio::test]
@@ -300,34 +300,34 @@ async fn row_07_sse_handling() {
     let script = scripted().await;
     let (client, mut stand) = stood(&script, options(&script), modes()).await;
     let mut token = Value::Null;
-    let (mut run, mut events) = held(&script, &client, |call| {
-        token = call.meta()["progressToken"].clone();
-        response(call.id(), part(1, &FIVE[..1], false))
+    let (mut call, mut events) = held(&script, &client, |request| {
+        token = request.meta()["progressToken"].clone();
+        response(request.id(), part(1, &FIVE[..1], false))
     })
     .await;
-    assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
+    assert_eq!(next_briefs(&mut call, 2).await, ["task t1", "0 one"]);
     // Named events with ids, other ends of lines, comments, data on several lines, and bytes in any pieces.
     let message = response(&events.id, part(2, &["zwei ü 😀"], false)).to_string();
     let bytes = format!(": hello\r\nevent: message\r\nid: e-1\r\ndata: {message}\r\n\r\n").into_bytes();
     for piece in bytes.chunks(7) {
         events.raw(piece).await;
     }
-    assert_eq!(next_briefs(&mut run, 1).await, ["1 zwei ü 😀"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["1 zwei ü 😀"]);
     let message = serde_json::to_string_pretty(&response(&events.id, part(3, &FIVE[2..3], false))).expect("JSON");
     let lines: String = message.lines().map(|line| format!("data: {line}\n")).collect();
     events.raw(format!("id:e-2\n{lines}\n").as_bytes()).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["2 three"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["2 three"]);
     // Notifications are another matter, here and elsewhere.
     events.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "here"})))).await;
     events.event(progress(&token, json!({"progress": 3}))).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["progress 3"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["progress 3"]);
     stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "there"})))).await;
-    while brief(&next(&mut run).await.expect("the run goes on")) != "working: there" {}
+    while brief(&next(&mut call).await.expect("the run goes on")) != "working: there" {}
     // A notification has no result, whatever it looks like.
     events.event(json!({"jsonrpc": "2.0", "method": "notifications/unknown", "params": part(4, &["not this"], false)})).await;
     sends(&mut events, part(4, &FIVE[3..4], true)).await;
     let log = Log::new(&["one", "zwei ü 😀", "three", "four"], true);
-    assert_eq!(log.to_the_end(&script, &mut run).await, ["3 four", "done: onezwei ü 😀threefour"]);
+    assert_eq!(log.to_the_end(&script, &mut call).await, ["3 four", "done: onezwei ü 😀threefour"]);
 }
 
 #[tokio::test]
@@ -335,12 +335,12 @@ async fn row_08_deduplication() {
     let script = scripted().await;
     let client = client(&script).await;
     let log = Log::new(&FIVE, true);
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
     // Once more as it was, once more with other words, and within one response.
     sends(&mut events, part(1, &FIVE[..2], false)).await;
     sends(&mut events, part(2, &["another two", "three"], false)).await;
     sends(&mut events, part_of(vec![segment(4, "four"), segment(4, "another four"), segment(1, "another one")], false)).await;
-    assert_eq!(log.told(&script, &mut run, 5).await, ["task t1", "0 one", "1 two", "2 three", "3 four"]);
+    assert_eq!(log.briefs(&script, &mut call, 5).await, ["task t1", "0 one", "1 two", "2 three", "3 four"]);
     // By another way: the stream is cut, and the server sends all from the beginning.
     events.cut();
     let playing = async {
@@ -349,7 +349,7 @@ async fn row_08_deduplication() {
     };
     let telling = async {
         tokio::select! {
-            told = rest(&mut run) => told,
+            briefs = rest(&mut call) => briefs,
             never = playing => never,
         }
     };
@@ -361,14 +361,14 @@ async fn row_09_gap_detection() {
     let script = scripted().await;
     let client = client(&script).await;
     let log = Log::new(&FIVE, false);
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     sends(&mut events, part(3, &FIVE[2..3], false)).await;
     sends(&mut events, part(5, &FIVE[4..], false)).await;
-    let told = log.told(&script, &mut run, 6).await;
-    assert_eq!(told, ["task t1", "0 one", "1 two", "2 three", "3 four", "4 five"]);
+    let briefs = log.briefs(&script, &mut call, 6).await;
+    assert_eq!(briefs, ["task t1", "0 one", "1 two", "2 three", "3 four", "4 five"]);
     assert_eq!(log.resumed_from().first(), Some(&1), "behind the last one before the gap");
     sends(&mut events, part(6, &[], true)).await;
-    assert_eq!(log.completed().await.to_the_end(&script, &mut run).await, ["done: onetwothreefourfive"]);
+    assert_eq!(log.completed().await.to_the_end(&script, &mut call).await, ["done: onetwothreefourfive"]);
 }
 
 #[tokio::test]
@@ -378,10 +378,10 @@ async fn row_09_a_gap_before_the_end_is_filled_before_the_end_is_told() {
     let log = Log::new(&FIVE, true);
     // It takes several answers to fill it.
     log.most.set(1);
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     sends(&mut events, part(5, &FIVE[4..], true)).await;
     events.end().await;
-    assert_eq!(log.to_the_end(&script, &mut run).await[1..], all_from(0, &FIVE));
+    assert_eq!(log.to_the_end(&script, &mut call).await[1..], all_from(0, &FIVE));
     assert!(log.resumed_from().contains(&1), "{:?}", log.asked);
 }
 
@@ -394,15 +394,15 @@ async fn row_10_segment_merging() {
     let other = json!({"type": "video", "url": "https://example.com/v.mp4", "text": "seqNr"});
     let blocks = [text("one"), image, link, other];
     let numbered: Vec<Value> = (1..).zip(&blocks).map(|(n, block)| with_members(block.clone(), json!({"seqNr": n}))).collect();
-    let (mut run, mut events) = begins(&script, &client, part_of(vec![numbered[2].clone(), numbered[0].clone()], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part_of(vec![numbered[2].clone(), numbered[0].clone()], false)).await;
     let mut end = part_of(vec![numbered[3].clone(), numbered[1].clone()], true);
     end["structuredContent"] = json!({"count": 4});
     sends(&mut events, end).await;
-    let mut told = Vec::new();
+    let mut briefs = Vec::new();
     let telling = async {
         loop {
-            match next_notable(&mut run).await.expect("an end") {
-                Event::Chunk(partial) => told.push((partial.seq, partial.blocks())),
+            match next_notable(&mut call).await.expect("an end") {
+                Event::Chunk(partial) => briefs.push((partial.seq, partial.blocks())),
                 Event::Done(Outcome::Result(finished)) => return finished,
                 Event::Done(outcome) => panic!("{outcome:?}"),
                 _ => {}
@@ -426,7 +426,7 @@ async fn row_10_segment_merging() {
             }
         })
         .await;
-    assert_eq!(told, (0_u64..).zip(blocks.iter().map(|block| vec![block.clone()])).collect::<Vec<_>>(), "in order, without numbers");
+    assert_eq!(briefs, (0_u64..).zip(blocks.iter().map(|block| vec![block.clone()])).collect::<Vec<_>>(), "in order, without numbers");
     assert_eq!((finished.content, finished.structured), (blocks.to_vec(), Some(json!({"count": 4}))));
 }
 
@@ -436,8 +436,8 @@ async fn row_11_completion_detection() {
     for is_cut in [true, false] {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
-        assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
+        let (mut call, events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+        assert_eq!(next_briefs(&mut call, 2).await, ["task t1", "0 one"]);
         if is_cut {
             events.cut();
         } else {
@@ -453,12 +453,12 @@ async fn row_11_completion_detection() {
         };
         let telling = async {
             tokio::select! {
-                told = rest(&mut run) => told,
+                briefs = rest(&mut call) => briefs,
                 never = playing => never,
             }
         };
-        let told = script.as_time_passes("the end", 100 * MS, telling).await;
-        assert_eq!(told, all_from(1, &FIVE[..2]), "cut: {is_cut}");
+        let briefs = script.as_time_passes("the end", 100 * MS, telling).await;
+        assert_eq!(briefs, all_from(1, &FIVE[..2]), "cut: {is_cut}");
     }
 }
 
@@ -466,12 +466,12 @@ async fn row_11_completion_detection() {
 async fn row_11_what_comes_behind_the_last_response_is_nobodys() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     sends(&mut events, part(2, &FIVE[1..2], true)).await;
     sends(&mut events, part(3, &["late"], false)).await;
     sends(&mut events, part(4, &["later"], true)).await;
-    let told = Log::new(&FIVE[..2], true).to_the_end(&script, &mut run).await;
-    assert_eq!(told[1..], all_from(0, &FIVE[..2]));
+    let briefs = Log::new(&FIVE[..2], true).to_the_end(&script, &mut call).await;
+    assert_eq!(briefs[1..], all_from(0, &FIVE[..2]));
 }
 
 #[tokio::test]
@@ -479,17 +479,17 @@ async fn row_12_error_handling_a_task_that_fails() {
     let script = scripted().await;
     let client = client(&script).await;
     // After some output.
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     script.always("tasks/get", shown("t1", "failed"));
     sends(&mut events, with_members(part(2, &["bad"], true), json!({"isError": true}))).await;
     let log = Log { is_error: true, ..Log::new(&["one", "bad"], true) };
-    assert_eq!(log.to_the_end(&script, &mut run).await, ["task t1", "0 one", "1 bad", "tool failed: onebad"]);
+    assert_eq!(log.to_the_end(&script, &mut call).await, ["task t1", "0 one", "1 bad", "tool failed: onebad"]);
     // Without any.
     let message = with_members(whole(&["bad"]), json!({"isError": true, "isComplete": true}));
-    let (mut run, events) = begins(&script, &client, message).await;
+    let (mut call, events) = begins(&script, &client, message).await;
     events.end().await;
     let log = Log { is_error: true, ..Log::new(&["bad"], true) };
-    assert_eq!(log.to_the_end(&script, &mut run).await.pop().as_deref(), Some("tool failed: bad"));
+    assert_eq!(log.to_the_end(&script, &mut call).await.pop().as_deref(), Some("tool failed: bad"));
 }
 
 #[tokio::test]
@@ -497,14 +497,14 @@ async fn row_12_error_handling_a_task_that_is_cancelled() {
     for (has_last, names_task) in [(true, true), (true, false), (false, false)] {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
-        assert_eq!(next_briefs(&mut run, 2).await, ["task t1", "0 one"]);
+        let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+        assert_eq!(next_briefs(&mut call, 2).await, ["task t1", "0 one"]);
         let off = with_members(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
         let playing = async {
             script.always("tasks/get", off.clone());
             script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
         };
-        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(run.cancel(), playing) }).await;
+        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(call.cancel(), playing) }).await;
         cancelled.expect("asked for");
         if has_last {
             let task = if names_task { off } else { Value::Null };
@@ -512,8 +512,11 @@ async fn row_12_error_handling_a_task_that_is_cancelled() {
         }
         events.end().await;
         let log = Log { is_error: true, ..Log::new(&FIVE[..1], true) };
-        let told = log.to_the_end(&script, &mut run).await;
-        assert!(told.len() == 1 && told[0].starts_with("cancelled"), "a last response: {has_last}, with the task: {names_task}: {told:?}");
+        let briefs = log.to_the_end(&script, &mut call).await;
+        assert!(
+            briefs.len() == 1 && briefs[0].starts_with("cancelled"),
+            "a last response: {has_last}, with the task: {names_task}: {briefs:?}"
+        );
     }
 }
 
@@ -521,10 +524,10 @@ async fn row_12_error_handling_a_task_that_is_cancelled() {
 async fn row_12_error_handling_a_task_whose_time_is_over() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    let (mut call, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
     script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"], "what came is there");
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"], "what came is there");
     events.cut();
     let gone = async {
         loop {
@@ -534,7 +537,7 @@ async fn row_12_error_handling_a_task_whose_time_is_over() {
     };
     let ending = async {
         tokio::select! {
-            ended = ended_with(&mut run) => ended,
+            ended = ended_with(&mut call) => ended,
             never = gone => never,
         }
     };
@@ -545,10 +548,10 @@ async fn row_12_error_handling_a_task_whose_time_is_over() {
     }
 }
 
-/// How a run ended.
-async fn ended_with(run: &mut Call) -> Result<Outcome, Error> {
+/// How a call ended.
+async fn ended_with(call: &mut Call) -> Result<Outcome, Error> {
     loop {
-        match run.next().await.expect("a last word") {
+        match call.next().await.expect("a last word") {
             Ok(Event::Done(outcome)) => return Ok(outcome),
             Ok(Event::Chunk(partial)) => panic!("nobody sent {partial:?}"),
             Ok(_) => {}
@@ -561,13 +564,13 @@ async fn ended_with(run: &mut Call) -> Result<Outcome, Error> {
 async fn row_13_resume_support() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
     sends(&mut events, part(3, &FIVE[2..3], false)).await;
-    assert_eq!(next_briefs(&mut run, 4).await, ["task t1", "0 one", "1 two", "2 three"]);
+    assert_eq!(next_briefs(&mut call, 4).await, ["task t1", "0 one", "1 two", "2 three"]);
     // Its events had no names, so there is one way to go on.
     events.cut();
     let log = Log::new(&FIVE, true);
-    assert_eq!(log.to_the_end(&script, &mut run).await, all_from(3, &FIVE));
+    assert_eq!(log.to_the_end(&script, &mut call).await, all_from(3, &FIVE));
     assert_eq!(log.asked.borrow().first(), Some(&Some(3)));
     assert_eq!(script.count("tools/call"), 1, "it is not called again");
 }
@@ -576,11 +579,11 @@ async fn row_13_resume_support() {
 async fn row_13_a_stream_whose_events_have_names_may_go_on_in_either_way() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
     let id = events.id.clone();
     let two = response(&id, part(2, &FIVE[1..2], false));
     events.event_with_id("s:2", two).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"]);
     events.cut();
     let log = Log::new(&FIVE, true);
     let playing = async {
@@ -600,7 +603,7 @@ async fn row_13_a_stream_whose_events_have_names_may_go_on_in_either_way() {
     };
     let telling = async {
         tokio::select! {
-            told = rest(&mut run) => told,
+            briefs = rest(&mut call) => briefs,
             never = playing => never,
         }
     };
@@ -612,18 +615,18 @@ async fn row_13_a_stream_whose_events_have_names_may_go_on_in_either_way() {
 async fn row_13_a_task_is_picked_up_behind_what_was_read() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, events) = begins(&script, &client, part(1, &FIVE[..3], false)).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
-    let reference = run.detach().expect("it is a task");
+    let (mut call, events) = begins(&script, &client, part(1, &FIVE[..3], false)).await;
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"]);
+    let reference = call.detach().expect("it is a task");
     assert_eq!(reference.next, 2, "the third was not handed out");
     drop(events);
-    let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
-    let told = Log::new(&FIVE, true).to_the_end(&script, &mut run).await;
-    assert_eq!(told.first().map(String::as_str), Some("task t1"));
-    assert_eq!(told.last().map(String::as_str), Some("done: onetwothreefourfive"));
+    let mut call = with_timeout("the run", client.attach(&reference)).await.expect("a run");
+    let briefs = Log::new(&FIVE, true).to_the_end(&script, &mut call).await;
+    assert_eq!(briefs.first().map(String::as_str), Some("task t1"));
+    assert_eq!(briefs.last().map(String::as_str), Some("done: onetwothreefourfive"));
     // Whether the rest comes bit by bit is the server's affair; nothing comes twice.
     let again = ["0 one".to_owned(), "1 two".to_owned()];
-    assert!(!told.iter().any(|told| again.contains(told)), "{told:?}");
+    assert!(!briefs.iter().any(|brief| again.contains(brief)), "{briefs:?}");
 }
 
 // How a stream may begin.
@@ -639,16 +642,16 @@ async fn initial_forms_a_b_and_c_begin_a_stream() {
     for (form, first, has) in initial_forms() {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, mut events) = begins(&script, &client, first).await;
+        let (mut call, mut events) = begins(&script, &client, first).await;
         let running = Log::new(&FIVE, false);
         let expected: Vec<&str> = ["task t1", "0 one"][..=has].to_vec();
-        assert_eq!(running.told(&script, &mut run, 1 + has).await, expected, "{form}");
+        assert_eq!(running.briefs(&script, &mut call, 1 + has).await, expected, "{form}");
         for (n, said) in (1..).zip(FIVE).skip(has) {
             sends(&mut events, part(n, &[said], false)).await;
-            assert_eq!(running.told(&script, &mut run, 1).await, [format!("{} {said}", n - 1)], "{form}");
+            assert_eq!(running.briefs(&script, &mut call, 1).await, [format!("{} {said}", n - 1)], "{form}");
         }
         sends(&mut events, part(6, &[], true)).await;
-        assert_eq!(running.completed().await.to_the_end(&script, &mut run).await, ["done: onetwothreefourfive"], "{form}");
+        assert_eq!(running.completed().await.to_the_end(&script, &mut call).await, ["done: onetwothreefourfive"], "{form}");
     }
 }
 
@@ -657,17 +660,17 @@ async fn initial_forms_a_b_and_c_may_be_all_that_comes_by_itself() {
     for (form, first, _) in initial_forms() {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
+        let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await;
         // The rest has to be asked for, and comes in pieces.
         let log = Log::new(&FIVE, true);
         log.most.set(2);
-        let told = log.to_the_end(&script, &mut run).await;
-        assert_eq!(told.first().map(String::as_str), Some("task t1"), "{form}");
-        assert_eq!(told.last().map(String::as_str), Some("done: onetwothreefourfive"), "{form}");
+        let briefs = log.to_the_end(&script, &mut call).await;
+        assert_eq!(briefs.first().map(String::as_str), Some("task t1"), "{form}");
+        assert_eq!(briefs.last().map(String::as_str), Some("done: onetwothreefourfive"), "{form}");
         if form == "b" {
             assert_eq!(log.resumed_from(), [0; 0], "there is no segment to go on behind");
         } else {
-            assert_eq!(told[1..], all_from(0, &FIVE), "{form}");
+            assert_eq!(briefs[1..], all_from(0, &FIVE), "{form}");
         }
     }
 }
@@ -678,14 +681,14 @@ async fn initial_response_that_is_complete_is_the_result() {
         let script = scripted().await;
         let client = client(&script).await;
         let first = part(1, &FIVE[..2], true);
-        let (mut run, events) = if as_json {
+        let (mut call, events) = if as_json {
             (start_job(&client, async { awaited(&script, "tools/call").await.result(first).await }).await.0, None)
         } else {
-            let (run, events) = begins(&script, &client, first).await;
-            (run, Some(events))
+            let (call, events) = begins(&script, &client, first).await;
+            (call, Some(events))
         };
-        let told = Log::new(&FIVE[..2], true).to_the_end(&script, &mut run).await;
-        assert_eq!(told[1..], all_from(0, &FIVE[..2]), "as JSON: {as_json}");
+        let briefs = Log::new(&FIVE[..2], true).to_the_end(&script, &mut call).await;
+        assert_eq!(briefs[1..], all_from(0, &FIVE[..2]), "as JSON: {as_json}");
         drop(events);
     }
 }
@@ -695,20 +698,20 @@ async fn a_fallback_to_a_task_is_followed_like_any_other_task() {
     let script = scripted().await;
     let client = client(&script).await;
     let created = with_members(made("t1"), json!({"_meta": {"io.modelcontextprotocol/fallback-mode": "task"}}));
-    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(created).await }).await;
-    let wait = waited(&script, &mut run, "t1").await;
+    let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(created).await }).await;
+    let wait = waited(&script, &mut call, "t1").await;
     assert_eq!(wait.params().get("lastSeqNr"), None);
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
 async fn a_server_that_only_has_tasks_makes_one() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({"responses": {"modes": ["task"]}}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 // What a server may not be able to do.
@@ -717,8 +720,8 @@ async fn a_server_that_only_has_tasks_makes_one() {
 async fn a_server_that_cannot_resume_is_asked_for_the_whole() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    let (mut call, events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"]);
     events.cut();
     script.always("tasks/get", shown("t1", "completed"));
     let log = Log::new(&FIVE, true);
@@ -734,13 +737,13 @@ async fn a_server_that_cannot_resume_is_asked_for_the_whole() {
     };
     let telling = async {
         tokio::select! {
-            told = rest(&mut run) => told,
+            briefs = rest(&mut call) => briefs,
             never = playing => never,
         }
     };
-    let told = script.as_time_passes("the end", 10 * MS, telling).await;
-    assert_eq!(told.last().map(String::as_str), Some("done: onetwothreefourfive"), "{told:?}");
-    assert!(!told.iter().any(|told| told == "0 one" || told == "1 two"), "nothing comes twice: {told:?}");
+    let briefs = script.as_time_passes("the end", 10 * MS, telling).await;
+    assert_eq!(briefs.last().map(String::as_str), Some("done: onetwothreefourfive"), "{briefs:?}");
+    assert!(!briefs.iter().any(|brief| brief == "0 one" || brief == "1 two"), "nothing comes twice: {briefs:?}");
 }
 
 #[tokio::test]
@@ -748,7 +751,7 @@ async fn a_stream_whose_first_segment_is_lost_is_never_asked_for_behind_number_z
     for is_cut in [true, false] {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, mut events) = begins(&script, &client, part(2, &FIVE[1..3], false)).await;
+        let (mut call, mut events) = begins(&script, &client, part(2, &FIVE[1..3], false)).await;
         script.always("tasks/get", shown("t1", "completed"));
         if is_cut {
             events.cut();
@@ -758,8 +761,8 @@ async fn a_stream_whose_first_segment_is_lost_is_never_asked_for_behind_number_z
         }
         // The log fails the test if it is asked so.
         let log = Log::new(&FIVE, true);
-        let told = log.to_the_end(&script, &mut run).await;
-        assert_eq!(told.last().map(String::as_str), Some("done: onetwothreefourfive"), "cut: {is_cut}: {told:?}");
+        let briefs = log.to_the_end(&script, &mut call).await;
+        assert_eq!(briefs.last().map(String::as_str), Some("done: onetwothreefourfive"), "cut: {is_cut}: {briefs:?}");
         assert!(log.asked.borrow().contains(&None), "only the whole can be asked for: {:?}", log.asked);
     }
 }
@@ -768,11 +771,11 @@ async fn a_stream_whose_first_segment_is_lost_is_never_asked_for_behind_number_z
 async fn a_stream_that_ends_before_anything_came_is_asked_for_in_the_way_of_its_task() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, events) = begins(&script, &client, made("t1")).await;
+    let (mut call, events) = begins(&script, &client, made("t1")).await;
     events.cut();
     let log = Log::new(&FIVE[..1], true);
-    let told = log.to_the_end(&script, &mut run).await;
-    assert_eq!(told.last().map(String::as_str), Some("done: one"));
+    let briefs = log.to_the_end(&script, &mut call).await;
+    assert_eq!(briefs.last().map(String::as_str), Some("done: one"));
     assert_eq!(log.resumed_from(), [0; 0], "there is nothing to go on behind");
 }
 
@@ -780,12 +783,12 @@ async fn a_stream_that_ends_before_anything_came_is_asked_for_in_the_way_of_its_
 async fn a_result_in_standard_form_at_the_end_of_a_stream_is_the_whole() {
     let script = scripted().await;
     let client = client(&script).await;
-    let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
-    assert_eq!(next_briefs(&mut run, 3).await, ["task t1", "0 one", "1 two"]);
+    let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..2], false)).await;
+    assert_eq!(next_briefs(&mut call, 3).await, ["task t1", "0 one", "1 two"]);
     sends(&mut events, whole(&FIVE[..2])).await;
     events.end().await;
-    let told = Log::new(&FIVE[..2], true).to_the_end(&script, &mut run).await;
-    assert_eq!(told, ["done: onetwo"]);
+    let briefs = Log::new(&FIVE[..2], true).to_the_end(&script, &mut call).await;
+    assert_eq!(briefs, ["done: onetwo"]);
 }
 
 #[tokio::test]
@@ -802,71 +805,71 @@ async fn segments_that_make_no_sense_do_not_become_output() {
     for result in bad {
         let script = scripted().await;
         let client = client(&script).await;
-        let (mut run, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
+        let (mut call, mut events) = begins(&script, &client, part(1, &FIVE[..1], false)).await;
         sends(&mut events, result.clone()).await;
         sends(&mut events, part(2, &FIVE[1..2], true)).await;
         let log = Log::new(&FIVE[..2], true);
         let telling = async {
-            let mut told = Vec::new();
-            while let Some(event) = run.next().await {
+            let mut briefs = Vec::new();
+            while let Some(event) = call.next().await {
                 match event {
-                    Ok(event) => told.push(brief(&event)),
+                    Ok(event) => briefs.push(brief(&event)),
                     // It may well say that the server broke the protocol.
-                    Err(Error::Protocol { .. }) => told.push("error".to_owned()),
+                    Err(Error::Protocol { .. }) => briefs.push("error".to_owned()),
                     Err(error) => panic!("{error}"),
                 }
             }
-            told
+            briefs
         };
         let telling = async {
             tokio::select! {
-                told = telling => told,
+                briefs = telling => briefs,
                 never = log.serves(&script) => never,
             }
         };
-        let mut told = script.as_time_passes("the end", 10 * MS, telling).await;
-        let last = told.pop().unwrap_or_default();
+        let mut briefs = script.as_time_passes("the end", 10 * MS, telling).await;
+        let last = briefs.pop().unwrap_or_default();
         assert!(last == "error" || last == "done: onetwo", "{last} after {result}");
-        told.retain(|told| told.starts_with(|c: char| c.is_ascii_digit()));
-        assert!(told == ["0 one", "1 two"] || told == ["0 one"], "{told:?} after {result}");
+        briefs.retain(|brief| brief.starts_with(|c: char| c.is_ascii_digit()));
+        assert!(briefs == ["0 one", "1 two"] || briefs == ["0 one"], "{briefs:?} after {result}");
     }
 }
 
-// Our own server. It must not hear that the client knows of partial results, or it would show its output so.
+// Our own server. It must not see that the client knows partial results, or it would send its output as such.
 
 const UNHEARD: &[u8] = b"\"streaming\":{";
 
-/// A call of `writes` on a stage, which has written `one`.
-async fn writing(stage: &mut ToolHarness, client: &Client) -> (Call, ToolRun) {
+/// A call of `writes`, which has written `one`.
+async fn writing(harness: &mut ToolHarness, client: &Client) -> (Call, ToolRun) {
     let playing = async {
-        let act = stage.run().await;
-        act.writes("one").await;
-        act
+        let run = harness.run().await;
+        run.writes("one").await;
+        run
     };
-    let (run, act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), playing) }).await;
-    (run.expect("a run"), act)
+    let (call, run) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), playing) }).await;
+    (call.expect("a run"), run)
 }
 
 #[tokio::test]
 async fn ours_streams_its_result_however_it_begins() {
     for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         let config = Config { legacy: LegacyConfig { initial, ..LegacyConfig::default() }, ..Config::default() };
-        let mut stage = ToolHarness::of(config, Tool::streams).await;
-        let between = Between::new(stage.server.port, UNHEARD).await;
+        let mut harness = ToolHarness::of(config, Tool::streams).await;
+        let between = Between::new(harness.server.port, UNHEARD).await;
         let client = client_of(between.target(), Options::default()).await;
         let peer = client.server_info();
         assert!(!peer.pushes_output && peer.response_modes.iter().any(|mode| mode == "streaming"), "{:?}", peer.response_modes);
-        let (mut run, mut act) = writing(&mut stage, &client).await;
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))), "{initial:?}");
-        assert_eq!(next_briefs(&mut run, 1).await, ["0 one"], "{initial:?}");
-        act.writes("two").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["1 two"], "{initial:?}");
-        act.ctx.block(Content::link("test://three", "three")).await.expect("taken");
-        act.ends(CallResult::of([Content::text("four")]));
-        let Some(Event::Chunk(three)) = next_notable(&mut run).await else { panic!("the third") };
+        let (mut call, mut run) = writing(&mut harness, &client).await;
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))), "{initial:?}");
+        assert_eq!(next_briefs(&mut call, 1).await, ["0 one"], "{initial:?}");
+        run.writes("two").await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["1 two"], "{initial:?}");
+        run.ctx.block(Content::link("test://three", "three")).await.expect("taken");
+        run.ends(CallResult::of([Content::text("four")]));
+        let Some(Event::Chunk(three)) = next_notable(&mut call).await else { panic!("the third") };
         assert_eq!((three.seq, &three.blocks()[0]["type"]), (2, &json!("resource_link")));
-        assert_eq!(next_briefs(&mut run, 1).await, ["3 four"], "{initial:?}");
-        let Some(Event::Done(Outcome::Result(finished))) = next_notable(&mut run).await else { panic!("the end") };
+        assert_eq!(next_briefs(&mut call, 1).await, ["3 four"], "{initial:?}");
+        let Some(Event::Done(Outcome::Result(finished))) = next_notable(&mut call).await else { panic!("the end") };
         let kinds: Vec<&str> = finished.content.iter().filter_map(|block| block["type"].as_str()).collect();
         assert_eq!((finished.text().as_str(), kinds), ("onetwofour", vec!["text", "text", "resource_link", "text"]));
         assert!(finished.content.iter().all(|block| block.get("seqNr").is_none()));
@@ -875,26 +878,26 @@ async fn ours_streams_its_result_however_it_begins() {
 
 #[tokio::test]
 async fn ours_streams_on_when_it_was_cut_off() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let between = Between::new(stage.server.port, UNHEARD).await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let between = Between::new(harness.server.port, UNHEARD).await;
     let client = client_of(between.target(), impatient()).await;
-    let (mut run, mut act) = writing(&mut stage, &client).await;
-    assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
-    assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
+    let (mut call, mut run) = writing(&mut harness, &client).await;
+    assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
+    assert_eq!(next_briefs(&mut call, 1).await, ["0 one"]);
     for (n, said) in FIVE.iter().enumerate().skip(1) {
         // Before it is written, or before it is read.
         if n % 2 == 0 {
             between.cut();
         }
-        act.writes(said).await;
+        run.writes(said).await;
         if n % 2 == 1 {
             between.cut();
         }
-        assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} {said}")]);
+        assert_eq!(next_briefs(&mut call, 1).await, [format!("{n} {said}")]);
     }
     between.cut();
-    act.ends(());
-    assert_eq!(rest(&mut run).await, ["done: onetwothreefourfive"]);
+    run.ends(());
+    assert_eq!(rest(&mut call).await, ["done: onetwothreefourfive"]);
 }
 
 #[tokio::test]
@@ -903,26 +906,26 @@ async fn ours_streams_to_an_end_that_is_not_good() {
         // What an error of the protocol leaves behind is output, and a word about its end.
         [("says", &["tool failed: onebad"]), ("fails", &["failed: -31999 broken", "tool failed: onebroken"]), ("stops", &["cancelled"])];
     for (how, expected) in cases {
-        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-        let between = Between::new(stage.server.port, UNHEARD).await;
+        let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+        let between = Between::new(harness.server.port, UNHEARD).await;
         let client = client_of(between.target(), Options::default()).await;
-        let (mut run, mut act) = writing(&mut stage, &client).await;
+        let (mut call, mut run) = writing(&mut harness, &client).await;
         match how {
-            "says" => act.ends_with(Err(ToolError::new("bad"))),
-            "fails" => act.ends_with(Err(ToolError::protocol(-31999, "broken"))),
-            _ => with_timeout("the answer", run.cancel()).await.expect("asked for"),
+            "says" => run.ends_with(Err(ToolError::new("bad"))),
+            "fails" => run.ends_with(Err(ToolError::protocol(-31999, "broken"))),
+            _ => with_timeout("the answer", call.cancel()).await.expect("asked for"),
         }
         let mut outcome = None;
-        while let Some(event) = next_notable(&mut run).await {
+        while let Some(event) = next_notable(&mut call).await {
             if let Event::Done(ended) = event {
                 outcome = Some(ended);
             }
         }
         let outcome = outcome.expect("an end");
         assert!(expected.iter().any(|expected| end(&outcome).starts_with(expected)), "{how}: {}", end(&outcome));
-        let task = run.reference().and_then(|reference| reference.task).expect("it is a task");
-        let view = with_timeout("a look", client.task(&task)).await.expect("it is there");
-        assert_eq!(view.status, if how == "stops" { Status::Cancelled } else { Status::Failed }, "{how}");
+        let task = call.reference().and_then(|reference| reference.task).expect("it is a task");
+        let snapshot = with_timeout("a look", client.task(&task)).await.expect("it is there");
+        assert_eq!(snapshot.status, if how == "stops" { Status::Cancelled } else { Status::Failed }, "{how}");
     }
 }
 

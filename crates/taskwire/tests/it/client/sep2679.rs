@@ -28,54 +28,54 @@ fn partial(seq: u64, said: &str) -> Value {
     json!({"taskId": "t1", "seq": seq, "content": [text(said)]})
 }
 
-/// Tells a partial with these parameters.
-async fn tells(events: &mut Sse, params: Value) {
+/// Sends a partial with these parameters.
+async fn send_partial(events: &mut Sse, params: Value) {
     events.notify("notifications/tasks/partial", params).await;
 }
 
-/// Where partials come.
+/// On which stream partials come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum StreamKind {
     /// On the stream on which the result is waited for.
     Wait,
     /// On the standing stream.
     Stand,
 }
 
-const PLACES: [Place; 2] = [Place::Wait, Place::Stand];
+const STREAM_KINDS: [StreamKind; 2] = [StreamKind::Wait, StreamKind::Stand];
 
 /// The task `t1`, and the streams of its session.
 struct Scene {
     script: ScriptedServer,
     client: Client,
-    run: Call,
-    /// Under which its progress is told.
+    call: Call,
+    /// The token of its progress.
     token: Value,
     wait: Sse,
     stand: Option<Sse>,
 }
 
 impl Scene {
-    async fn at(place: Place) -> Self {
+    async fn at(kind: StreamKind) -> Self {
         let script = scripted().await;
         // Who hears of the end may ask for the result once more.
         script.may_remain("tasks/result");
-        let (client, stand) = match place {
-            Place::Wait => (joined(&script, options(&script), partials()).await, None),
-            Place::Stand => {
+        let (client, stand) = match kind {
+            StreamKind::Wait => (joined(&script, options(&script), partials()).await, None),
+            StreamKind::Stand => {
                 let (client, stand) = stood(&script, options(&script), partials()).await;
                 (client, Some(stand))
             }
         };
-        let (mut run, token) = start_job(&client, async {
-            let call = awaited(&script, "tools/call").await;
-            let token = call.meta()["progressToken"].clone();
-            call.result(made("t1")).await;
+        let (mut call, token) = start_job(&client, async {
+            let request = awaited(&script, "tools/call").await;
+            let token = request.meta()["progressToken"].clone();
+            request.result(made("t1")).await;
             token
         })
         .await;
-        let wait = waited(&script, &mut run, "t1").await.sse().await;
-        Self { script, client, run, token, wait, stand }
+        let wait = waited(&script, &mut call, "t1").await.sse().await;
+        Self { script, client, call, token, wait, stand }
     }
 
     /// The stream on which partials come.
@@ -93,19 +93,19 @@ impl Scene {
 
     /// A partial with these parameters.
     async fn sends(&mut self, params: Value) {
-        tells(self.events(), params).await;
+        send_partial(self.events(), params).await;
     }
 
     /// The next events, while time passes.
-    async fn told(&mut self, count: usize) -> Vec<String> {
-        self.script.as_time_passes("the next events", 10 * MS, next_briefs(&mut self.run, count)).await
+    async fn next_events(&mut self, count: usize) -> Vec<String> {
+        self.script.as_time_passes("the next events", 10 * MS, next_briefs(&mut self.call, count)).await
     }
 
-    /// The task has this result; gives all that is still told.
+    /// The task has this result; returns all events that still come.
     async fn ends(self, said: &str) -> Vec<String> {
-        let Self { script, client: _client, mut run, wait, stand: _stand, .. } = self;
+        let Self { script, client: _client, mut call, wait, stand: _stand, .. } = self;
         wait.result(ended("t1", said)).await;
-        script.as_time_passes("the end", 10 * MS, rest(&mut run)).await
+        script.as_time_passes("the end", 10 * MS, rest(&mut call)).await
     }
 }
 
@@ -134,9 +134,9 @@ async fn rule_capability_of_the_server_is_known() {
 async fn rule_nothing_is_expected_of_a_server_that_did_not_declare_it() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -146,14 +146,14 @@ async fn rule_hint_of_a_tool_is_no_promise() {
         let execution = json!({"taskSupport": "optional", "streamPartial": hint});
         script.always("tools/list", json!({"tools": [{"name": "job", "inputSchema": {"type": "object"}, "execution": execution}]}));
         let client = joined(&script, options(&script), partials()).await;
-        let (mut run, mut wait) = begun(&script, &client, "t1").await;
+        let (mut call, mut wait) = begun(&script, &client, "t1").await;
         // Who says so may be silent, and who does not may speak.
         if !hint {
-            tells(&mut wait, partial(0, "one")).await;
-            assert_eq!(next_briefs(&mut run, 1).await, ["0 one"]);
+            send_partial(&mut wait, partial(0, "one")).await;
+            assert_eq!(next_briefs(&mut call, 1).await, ["0 one"]);
         }
         wait.result(ended("t1", "done")).await;
-        assert_eq!(rest(&mut run).await, ["done: done"], "{hint}");
+        assert_eq!(rest(&mut call).await, ["done: done"], "{hint}");
     }
 }
 
@@ -161,61 +161,61 @@ async fn rule_hint_of_a_tool_is_no_promise() {
 
 #[tokio::test]
 async fn rule_01_there_may_be_no_partials_and_there_may_be_some_while_input_is_awaited() {
-    for place in PLACES {
-        assert_eq!(Scene::at(place).await.ends("done").await, ["done: done"], "{place:?}");
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        assert_eq!(Scene::at(kind).await.ends("done").await, ["done: done"], "{kind:?}");
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "one").await;
         scene.events().event(status(shown("t1", "input_required"))).await;
         scene.partial(1, "two").await;
         scene.events().event(status(shown("t1", "working"))).await;
         scene.partial(2, "three").await;
-        assert_eq!(scene.told(3).await, ["0 one", "1 two", "2 three"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(3).await, ["0 one", "1 two", "2 three"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_02_what_comes_after_the_end_was_told_is_dropped() {
-    for place in PLACES {
+    for kind in STREAM_KINDS {
         for state in ["completed", "failed", "cancelled"] {
-            let mut scene = Scene::at(place).await;
+            let mut scene = Scene::at(kind).await;
             scene.partial(0, "one").await;
-            assert_eq!(scene.told(1).await, ["0 one"]);
+            assert_eq!(scene.next_events(1).await, ["0 one"]);
             scene.script.always("tasks/get", shown("t1", state));
             scene.events().event(status(shown("t1", state))).await;
             scene.partial(1, "late").await;
             scene.partial(2, "later").await;
             let mark = progress(&scene.token, json!({"progress": 9, "_meta": related("t1")}));
             scene.events().event(mark).await;
-            let mut told = Vec::new();
+            let mut briefs = Vec::new();
             if state != "cancelled" {
                 // What comes before it has been read then. A task that was called off need not be read so far.
-                while told.last().is_none_or(|told| told != "progress 9") {
-                    told.extend(scene.told(1).await);
+                while briefs.last().is_none_or(|brief| brief != "progress 9") {
+                    briefs.extend(scene.next_events(1).await);
                 }
             }
-            let Scene { script, client: _client, mut run, wait, stand: _stand, .. } = scene;
+            let Scene { script, client: _client, mut call, wait, stand: _stand, .. } = scene;
             match state {
                 "completed" => wait.result(ended("t1", "done")).await,
                 "failed" => wait.error(-31999, "broken", Value::Null).await,
                 _ => wait.error(-32603, "Task was cancelled", Value::Null).await,
             }
-            told.extend(script.as_time_passes("the end", 10 * MS, rest(&mut run)).await);
-            assert!(!told.iter().any(|told| told == "1 late" || told == "2 later"), "{place:?} {state}: {told:?}");
+            briefs.extend(script.as_time_passes("the end", 10 * MS, rest(&mut call)).await);
+            assert!(!briefs.iter().any(|brief| brief == "1 late" || brief == "2 later"), "{kind:?} {state}: {briefs:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn rule_03_what_was_pending_is_handed_out_before_the_end() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for (seq, said) in (0..).zip(["one", "two", "three"]) {
             scene.partial(seq, said).await;
         }
-        if place == Place::Stand {
+        if kind == StreamKind::Stand {
             // Between two streams there is no order but that in which they are read.
-            assert_eq!(scene.told(3).await, ["0 one", "1 two", "2 three"]);
+            assert_eq!(scene.next_events(3).await, ["0 one", "1 two", "2 three"]);
             assert_eq!(scene.ends("done").await, ["done: done"]);
         } else {
             assert_eq!(scene.ends("done").await, ["0 one", "1 two", "2 three", "done: done"]);
@@ -225,37 +225,37 @@ async fn rule_03_what_was_pending_is_handed_out_before_the_end() {
 
 #[tokio::test]
 async fn rule_04_numbers_begin_with_0_and_grow_by_one() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for seq in 0..100 {
             scene.partial(seq, "x").await;
         }
         let expected: Vec<String> = (0..100).map(|seq| format!("{seq} x")).collect();
-        assert_eq!(scene.told(100).await, expected, "{place:?}");
-        assert_eq!(scene.run.reference().map(|reference| reference.next), Some(100));
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(100).await, expected, "{kind:?}");
+        assert_eq!(scene.call.reference().map(|reference| reference.next), Some(100));
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_04_a_gap_is_noted_and_nothing_is_made_up_for_it() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for (seq, said) in [(0, "one"), (2, "three"), (5, "six")] {
             scene.partial(seq, said).await;
         }
-        assert_eq!(scene.told(5).await, ["0 one", "gap 1..2", "2 three", "gap 3..5", "5 six"], "{place:?}");
-        assert_eq!(scene.run.reference().map(|reference| reference.next), Some(6));
+        assert_eq!(scene.next_events(5).await, ["0 one", "gap 1..2", "2 three", "gap 3..5", "5 six"], "{kind:?}");
+        assert_eq!(scene.call.reference().map(|reference| reference.next), Some(6));
         // And it goes on.
         scene.partial(6, "seven").await;
-        assert_eq!(scene.told(1).await, ["6 seven"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(1).await, ["6 seven"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_04_a_gap_that_is_open_at_the_end_is_noted_before_it() {
-    let mut scene = Scene::at(Place::Wait).await;
+    let mut scene = Scene::at(StreamKind::Wait).await;
     scene.partial(0, "one").await;
     scene.partial(2, "three").await;
     assert_eq!(scene.ends("done").await, ["0 one", "gap 1..2", "2 three", "done: done"]);
@@ -263,58 +263,58 @@ async fn rule_04_a_gap_that_is_open_at_the_end_is_noted_before_it() {
 
 #[tokio::test]
 async fn rule_04_one_that_is_only_late_is_no_gap() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for (seq, said) in [(1, "two"), (2, "three"), (0, "one"), (3, "four")] {
             scene.partial(seq, said).await;
         }
         // Time stands still.
-        assert_eq!(next_briefs(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(next_briefs(&mut scene.call, 4).await, ["0 one", "1 two", "2 three", "3 four"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_04_one_that_is_too_late_stays_lost() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(1, "two").await;
-        assert_eq!(scene.told(2).await, ["gap 0..1", "1 two"], "{place:?}");
+        assert_eq!(scene.next_events(2).await, ["gap 0..1", "1 two"], "{kind:?}");
         scene.partial(0, "one").await;
         scene.partial(2, "three").await;
-        assert_eq!(scene.told(1).await, ["2 three"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(1).await, ["2 three"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_04_a_number_beyond_all_reason_does_no_harm() {
-    for place in PLACES {
+    for kind in STREAM_KINDS {
         for seq in [json!(u64::MAX), json!(u64::MAX - 1), json!(1e30), json!(9_007_199_254_740_993_u64)] {
-            let mut scene = Scene::at(place).await;
+            let mut scene = Scene::at(kind).await;
             scene.partial(0, "one").await;
             scene.sends(json!({"taskId": "t1", "seq": seq, "content": [text("far")]})).await;
-            assert_eq!(scene.told(1).await, ["0 one"]);
-            let told = scene.ends("done").await;
-            assert_eq!(told.last().map(String::as_str), Some("done: done"), "{place:?} {seq}: {told:?}");
+            assert_eq!(scene.next_events(1).await, ["0 one"]);
+            let briefs = scene.ends("done").await;
+            assert_eq!(briefs.last().map(String::as_str), Some("done: done"), "{kind:?} {seq}: {briefs:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn rule_05_one_without_content_is_not_handed_out() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "one").await;
         scene.sends(json!({"taskId": "t1", "seq": 1, "content": []})).await;
         scene.partial(2, "three").await;
-        let mut told = scene.ends("done").await;
+        let mut briefs = scene.ends("done").await;
         // Whether its number counts is not said.
-        told.retain(|told| told != "gap 1..2");
-        if place == Place::Wait {
-            assert_eq!(told, ["0 one", "2 three", "done: done"]);
+        briefs.retain(|brief| brief != "gap 1..2");
+        if kind == StreamKind::Wait {
+            assert_eq!(briefs, ["0 one", "2 three", "done: done"]);
         }
-        assert!(!told.iter().any(|told| told.starts_with("1 ")), "{place:?}: {told:?}");
+        assert!(!briefs.iter().any(|brief| brief.starts_with("1 ")), "{kind:?}: {briefs:?}");
     }
 }
 
@@ -336,69 +336,69 @@ async fn rule_05_what_is_no_partial_is_passed_over() {
         json!([1, 2, 3]),
         json!("text"),
     ];
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "one").await;
         for params in &bad {
             scene.sends(params.clone()).await;
         }
         scene.partial(1, "two").await;
-        assert_eq!(scene.told(2).await, ["0 one", "1 two"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(2).await, ["0 one", "1 two"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_06_the_result_is_what_the_server_says_and_not_what_came_before_it() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "the beginning, ").await;
-        assert_eq!(scene.told(1).await, ["0 the beginning, "]);
+        assert_eq!(scene.next_events(1).await, ["0 the beginning, "]);
         // More, less, and nothing in common.
-        assert_eq!(scene.ends("the beginning, the middle and the end").await, ["done: the beginning, the middle and the end"], "{place:?}");
+        assert_eq!(scene.ends("the beginning, the middle and the end").await, ["done: the beginning, the middle and the end"], "{kind:?}");
     }
-    let mut scene = Scene::at(Place::Wait).await;
+    let mut scene = Scene::at(StreamKind::Wait).await;
     scene.partial(0, "one").await;
-    assert_eq!(scene.told(1).await, ["0 one"]);
-    let Scene { script: _script, client: _client, mut run, wait, .. } = scene;
+    assert_eq!(scene.next_events(1).await, ["0 one"]);
+    let Scene { script: _script, client: _client, mut call, wait, .. } = scene;
     wait.result(json!({"content": [], "structuredContent": {"n": 1}, "_meta": related("t1")})).await;
-    let Some(Event::Done(outcome)) = next_notable(&mut run).await else { panic!("an end") };
+    let Some(Event::Done(outcome)) = next_notable(&mut call).await else { panic!("an end") };
     let Outcome::Result(finished) = outcome else { panic!("{outcome:?}") };
     assert_eq!((finished.content, finished.structured, finished.is_error), (Vec::new(), Some(json!({"n": 1})), false));
 }
 
 #[tokio::test]
 async fn rule_06_the_end_of_the_output_is_not_the_end() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "the whole result").await;
         scene.events().event(status(with_members(shown("t1", "working"), json!({"statusMessage": "tidying up"})))).await;
-        assert_eq!(scene.told(1).await, ["0 the whole result"]);
-        while brief(&next(&mut scene.run).await.expect("the run goes on")) != "working: tidying up" {}
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(1).await, ["0 the whole result"]);
+        while brief(&next(&mut scene.call).await.expect("the run goes on")) != "working: tidying up" {}
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_07_each_adds_to_those_before_it() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         let words = ["Hel", "lo, ", "Hel", "", " world", "\u{1f600}\n"];
         for (seq, said) in (0..).zip(words) {
             scene.partial(seq, said).await;
         }
         let mut all = String::new();
         for _ in words {
-            assert!(matches!(take(&mut scene.run, &mut all).await, Event::Chunk(_)));
+            assert!(matches!(take(&mut scene.call, &mut all).await, Event::Chunk(_)));
         }
-        assert_eq!(all, words.concat(), "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(all, words.concat(), "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 /// The next event, whose text is added if it is a partial.
-async fn take(run: &mut Call, all: &mut String) -> Event {
-    let event = next_notable(run).await.expect("the run goes on");
+async fn take(call: &mut Call, all: &mut String) -> Event {
+    let event = next_notable(call).await.expect("the run goes on");
     if let Event::Chunk(partial) = &event {
         all.push_str(&partial.text());
     }
@@ -407,11 +407,11 @@ async fn take(run: &mut Call, all: &mut String) -> Event {
 
 #[tokio::test]
 async fn rule_08_output_and_result_need_not_have_anything_in_common() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "a draft").await;
-        assert_eq!(scene.told(1).await, ["0 a draft"]);
-        assert_eq!(scene.ends("something else").await, ["done: something else"], "{place:?}");
+        assert_eq!(scene.next_events(1).await, ["0 a draft"]);
+        assert_eq!(scene.ends("something else").await, ["done: something else"], "{kind:?}");
     }
 }
 
@@ -424,44 +424,44 @@ async fn rule_09_blocks_of_every_kind_come_as_they_are() {
         json!({"type": "resource", "resource": {"uri": "test://b", "mimeType": "text/plain", "text": "b"}}),
         json!({"type": "of tomorrow", "anything": {"deep": null}}),
     ];
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for (seq, block) in (0_u64..).zip(&blocks) {
             scene.sends(json!({"taskId": "t1", "seq": seq, "content": [block], "_meta": related("t1")})).await;
-            let Some(Event::Chunk(partial)) = next_notable(&mut scene.run).await else { panic!("a partial") };
-            assert_eq!((partial.seq, partial.blocks(), partial.text()), (seq, vec![block.clone()], String::new()), "{place:?}");
+            let Some(Event::Chunk(partial)) = next_notable(&mut scene.call).await else { panic!("a partial") };
+            assert_eq!((partial.seq, partial.blocks(), partial.text()), (seq, vec![block.clone()], String::new()), "{kind:?}");
         }
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_10_a_number_that_came_before_is_dropped() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         for (seq, said) in
             [(0, "one"), (0, "one"), (1, "two"), (1, "another two"), (0, "another one"), (2, "three"), (1, "two"), (2, "three")]
         {
             scene.partial(seq, said).await;
         }
         scene.partial(3, "four").await;
-        assert_eq!(scene.told(4).await, ["0 one", "1 two", "2 three", "3 four"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(4).await, ["0 one", "1 two", "2 three", "3 four"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rule_11_blocks_of_one_partial_stay_together_and_in_order() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         let link = json!({"type": "resource_link", "uri": "test://b", "name": "b"});
         let blocks = vec![text("a"), link, text("b"), text("c")];
         scene.sends(json!({"taskId": "t1", "seq": 0, "content": blocks})).await;
         scene.partial(1, "d").await;
-        let Some(Event::Chunk(partial)) = next_notable(&mut scene.run).await else { panic!("a partial") };
-        assert_eq!((partial.seq, partial.blocks(), partial.text().as_str()), (0, blocks, "abc"), "{place:?}");
-        assert_eq!(scene.told(1).await, ["1 d"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        let Some(Event::Chunk(partial)) = next_notable(&mut scene.call).await else { panic!("a partial") };
+        assert_eq!((partial.seq, partial.blocks(), partial.text().as_str()), (0, blocks, "abc"), "{kind:?}");
+        assert_eq!(scene.next_events(1).await, ["1 d"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
@@ -469,14 +469,14 @@ async fn rule_11_blocks_of_one_partial_stay_together_and_in_order() {
 
 #[tokio::test]
 async fn rule_unknown_tasks_are_nobodys() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.sends(with_members(partial(0, "of somebody else"), json!({"taskId": "unknown"}))).await;
         scene.partial(0, "one").await;
         scene.sends(with_members(partial(1, "of somebody else"), json!({"taskId": "T1"}))).await;
         scene.partial(1, "two").await;
-        assert_eq!(scene.told(2).await, ["0 one", "1 two"], "{place:?}");
-        assert_eq!(scene.ends("done").await, ["done: done"], "{place:?}");
+        assert_eq!(scene.next_events(2).await, ["0 one", "1 two"], "{kind:?}");
+        assert_eq!(scene.ends("done").await, ["done: done"], "{kind:?}");
     }
 }
 
@@ -484,14 +484,14 @@ async fn rule_unknown_tasks_are_nobodys() {
 async fn rule_a_partial_that_comes_before_its_task_is_known_does_no_harm() {
     let script = scripted().await;
     let (client, mut stand) = stood(&script, options(&script), partials()).await;
-    tells(&mut stand, partial(0, "one")).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
-    tells(&mut stand, partial(1, "two")).await;
-    let mut told = script.as_time_passes("output", 10 * MS, next_briefs(&mut run, 2)).await;
+    send_partial(&mut stand, partial(0, "one")).await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
+    send_partial(&mut stand, partial(1, "two")).await;
+    let mut briefs = script.as_time_passes("output", 10 * MS, next_briefs(&mut call, 2)).await;
     wait.result(ended("t1", "done")).await;
-    told.extend(script.as_time_passes("the end", 10 * MS, rest(&mut run)).await);
-    // It may be kept, or be lost and told to be.
-    assert!(told == ["0 one", "1 two", "done: done"] || told == ["gap 0..1", "1 two", "done: done"], "{told:?}");
+    briefs.extend(script.as_time_passes("the end", 10 * MS, rest(&mut call)).await);
+    // The chunk may be kept, or be reported as a gap.
+    assert!(briefs == ["0 one", "1 two", "done: done"] || briefs == ["gap 0..1", "1 two", "done: done"], "{briefs:?}");
 }
 
 #[tokio::test]
@@ -503,13 +503,13 @@ async fn rule_each_task_has_numbers_of_its_own() {
     let (mut one, one_wait) = begun(&script, &client, "t1").await;
     let (mut two, mut two_wait) = begun(&script, &client, "t2").await;
     let of_two = |seq: u64, said: &str| with_members(partial(seq, said), json!({"taskId": "t2"}));
-    tells(&mut stand, partial(0, "a")).await;
-    tells(&mut stand, of_two(0, "x")).await;
-    tells(&mut stand, of_two(1, "y")).await;
-    tells(&mut stand, partial(1, "b")).await;
+    send_partial(&mut stand, partial(0, "a")).await;
+    send_partial(&mut stand, of_two(0, "x")).await;
+    send_partial(&mut stand, of_two(1, "y")).await;
+    send_partial(&mut stand, partial(1, "b")).await;
     // Also where the other one is waited for.
-    tells(&mut two_wait, of_two(2, "z")).await;
-    tells(&mut two_wait, partial(2, "c")).await;
+    send_partial(&mut two_wait, of_two(2, "z")).await;
+    send_partial(&mut two_wait, partial(2, "c")).await;
     assert_eq!(next_briefs(&mut one, 3).await, ["0 a", "1 b", "2 c"]);
     assert_eq!(next_briefs(&mut two, 3).await, ["0 x", "1 y", "2 z"]);
     one_wait.result(ended("t1", "one")).await;
@@ -520,32 +520,32 @@ async fn rule_each_task_has_numbers_of_its_own() {
 
 #[tokio::test]
 async fn rule_what_comes_on_both_streams_counts_once_and_in_order() {
-    let mut scene = Scene::at(Place::Stand).await;
+    let mut scene = Scene::at(StreamKind::Stand).await;
     // The later on one stream, the earlier on the other, and all of them twice.
     for (seq, said) in [(1, "two"), (3, "four")] {
         scene.partial(seq, said).await;
     }
     for (seq, said) in [(0, "one"), (1, "two"), (2, "three"), (3, "four")] {
-        tells(&mut scene.wait, partial(seq, said)).await;
+        send_partial(&mut scene.wait, partial(seq, said)).await;
     }
     for (seq, said) in [(0, "one"), (2, "three")] {
         scene.partial(seq, said).await;
     }
-    assert_eq!(next_briefs(&mut scene.run, 4).await, ["0 one", "1 two", "2 three", "3 four"]);
+    assert_eq!(next_briefs(&mut scene.call, 4).await, ["0 one", "1 two", "2 three", "3 four"]);
     scene.partial(4, "five").await;
-    assert_eq!(next_briefs(&mut scene.run, 1).await, ["4 five"]);
+    assert_eq!(next_briefs(&mut scene.call, 1).await, ["4 five"]);
     assert_eq!(scene.ends("done").await, ["done: done"]);
 }
 
 #[tokio::test]
 async fn rule_what_a_resumed_stream_repeats_is_dropped() {
-    let mut scene = Scene::at(Place::Wait).await;
+    let mut scene = Scene::at(StreamKind::Wait).await;
     let id = scene.wait.id.clone();
     let event = |seq: u64, said: &str| json!({"jsonrpc": "2.0", "method": "notifications/tasks/partial", "params": partial(seq, said)});
     scene.wait.event_with_id("w:0", event(0, "one")).await;
     scene.wait.event_with_id("w:1", event(1, "two")).await;
-    assert_eq!(scene.told(2).await, ["0 one", "1 two"]);
-    let Scene { script, client: _client, mut run, wait, .. } = scene;
+    assert_eq!(scene.next_events(2).await, ["0 one", "1 two"]);
+    let Scene { script, client: _client, mut call, wait, .. } = scene;
     wait.cut();
     let again = script.as_time_passes("the wait", 10 * MS, comes_back(&script)).await;
     assert_eq!(again.last_event_id(), Some("w:1"));
@@ -555,64 +555,64 @@ async fn rule_what_a_resumed_stream_repeats_is_dropped() {
     }
     wait.event_with_id("w:3", response(&id, ended("t1", "done"))).await;
     wait.end().await;
-    assert_eq!(rest(&mut run).await, ["2 three", "done: done"]);
+    assert_eq!(rest(&mut call).await, ["2 three", "done: done"]);
 }
 
 #[tokio::test]
 async fn rule_what_a_new_wait_does_not_repeat_is_lost_and_told_to_be() {
-    let mut scene = Scene::at(Place::Wait).await;
+    let mut scene = Scene::at(StreamKind::Wait).await;
     scene.partial(0, "one").await;
-    assert_eq!(scene.told(1).await, ["0 one"]);
-    let Scene { script, client: _client, mut run, wait, .. } = scene;
+    assert_eq!(scene.next_events(1).await, ["0 one"]);
+    let Scene { script, client: _client, mut call, wait, .. } = scene;
     wait.cut();
     let again = script.as_time_passes("another wait", 10 * MS, script.expect_of("tasks/result", "t1")).await;
     let mut wait = again.sse().await;
-    tells(&mut wait, partial(3, "four")).await;
+    send_partial(&mut wait, partial(3, "four")).await;
     wait.result(ended("t1", "done")).await;
-    let told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-    assert_eq!(told, ["gap 1..3", "3 four", "done: done"]);
+    let briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+    assert_eq!(briefs, ["gap 1..3", "3 four", "done: done"]);
 }
 
 #[tokio::test]
 async fn rule_the_first_one_that_is_wanted_is_where_a_reader_begins() {
     let script = scripted().await;
     let client = joined(&script, options(&script), partials()).await;
-    let run = made_by(&script, &client, "t1").await;
-    let mut reference = run.detach().expect("it is a task");
+    let call = made_by(&script, &client, "t1").await;
+    let mut reference = call.detach().expect("it is a task");
     for (next, first, expected) in [(2, 0, vec!["2 <2>", "3 <3>"]), (2, 2, vec!["2 <2>", "3 <3>"]), (2, 3, vec!["gap 2..3", "3 <3>"])] {
         reference.next = next;
-        let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
-        let mut wait = waited(&script, &mut run, "t1").await.sse().await;
+        let mut call = with_timeout("the run", client.attach(&reference)).await.expect("a run");
+        let mut wait = waited(&script, &mut call, "t1").await.sse().await;
         for seq in first..4 {
-            tells(&mut wait, partial(seq, &format!("<{seq}>"))).await;
+            send_partial(&mut wait, partial(seq, &format!("<{seq}>"))).await;
         }
         wait.result(ended("t1", "done")).await;
-        let mut told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-        assert_eq!(told.pop().as_deref(), Some("done: done"));
-        assert_eq!(told, expected, "wanted from {next} on, and told from {first} on");
+        let mut briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+        assert_eq!(briefs.pop().as_deref(), Some("done: done"));
+        assert_eq!(briefs, expected, "wanted from {next} on, and told from {first} on");
     }
 }
 
 #[tokio::test]
 async fn rule_after_it_was_called_off_nothing_more_is_handed_out() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.partial(0, "one").await;
-        assert_eq!(scene.told(1).await, ["0 one"]);
+        assert_eq!(scene.next_events(1).await, ["0 one"]);
         let off = shown("t1", "cancelled");
         let playing = async {
             scene.script.always("tasks/get", off.clone());
             scene.script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
         };
-        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(scene.run.cancel(), playing) }).await;
+        let (cancelled, ()) = with_timeout("the answer", async { tokio::join!(scene.call.cancel(), playing) }).await;
         cancelled.expect("asked for");
         scene.events().event(status(shown("t1", "cancelled"))).await;
         scene.partial(1, "late").await;
-        let Scene { script, client: _client, mut run, wait, stand: _stand, .. } = scene;
+        let Scene { script, client: _client, mut call, wait, stand: _stand, .. } = scene;
         wait.error(-32603, "Task was cancelled", Value::Null).await;
-        let told = script.as_time_passes("the end", 10 * MS, rest(&mut run)).await;
-        assert!(told.iter().all(|told| told != "1 late") || place == Place::Stand, "{place:?}: {told:?}");
-        assert!(told.last().is_some_and(|told| told.starts_with("cancelled")), "{place:?}: {told:?}");
+        let briefs = script.as_time_passes("the end", 10 * MS, rest(&mut call)).await;
+        assert!(briefs.iter().all(|brief| brief != "1 late") || kind == StreamKind::Stand, "{kind:?}: {briefs:?}");
+        assert!(briefs.last().is_some_and(|brief| brief.starts_with("cancelled")), "{kind:?}: {briefs:?}");
     }
 }
 
@@ -636,10 +636,10 @@ async fn ours_every_chunk_comes_once_and_in_order() {
     for target in ways(&server) {
         let client = client_of(target.clone(), Options::default()).await;
         assert!(client.server_info().pushes_output);
-        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+        let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
         let (mut all, mut next) = (String::new(), 0);
         loop {
-            match take(&mut run, &mut all).await {
+            match take(&mut call, &mut all).await {
                 Event::Chunk(partial) => {
                     assert_eq!(partial.seq, next, "{target}");
                     next += 1;
@@ -650,59 +650,59 @@ async fn ours_every_chunk_comes_once_and_in_order() {
             }
         }
         assert_eq!(all, (0..CHUNKS).map(|n| format!("<{n}>")).collect::<String>(), "{target}");
-        assert_eq!(run.reference().map(|reference| reference.next), Some(next));
+        assert_eq!(call.reference().map(|reference| reference.next), Some(next));
     }
 }
 
 #[tokio::test]
 async fn ours_a_reader_that_is_cut_off_ten_times_has_every_chunk_once() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let between = Between::new(stage.server.port, b"").await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let between = Between::new(harness.server.port, b"").await;
     let client = client_of(between.target(), impatient()).await;
-    let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
-    let mut run = run.expect("a run");
-    assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
+    let (call, mut run) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), harness.run()) }).await;
+    let mut call = call.expect("a run");
+    assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
     let mut seen = 0;
     for cut in 0..10 {
         for n in 0..3 {
-            act.writes(&format!("<{}>", cut * 3 + n)).await;
+            run.writes(&format!("<{}>", cut * 3 + n)).await;
         }
         // Now and then nothing of it has been read.
         let until = if cut % 4 == 3 { seen } else { cut * 3 + cut % 3 };
         while seen < until {
-            assert_eq!(next_briefs(&mut run, 1).await, [format!("{seen} <{seen}>")]);
+            assert_eq!(next_briefs(&mut call, 1).await, [format!("{seen} <{seen}>")]);
             seen += 1;
         }
         between.cut();
     }
-    act.ends("done");
+    run.ends("done");
     let mut expected: Vec<String> = (seen..30).map(|n| format!("{n} <{n}>")).collect();
     expected.push("done: done".to_owned());
-    assert_eq!(rest(&mut run).await, expected);
+    assert_eq!(rest(&mut call).await, expected);
 }
 
 #[tokio::test]
 async fn ours_output_of_a_task_that_ended_unseen_is_read_all_the_same() {
     for way in 0..2 {
-        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-        let client = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
-        let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
-        let mut run = run.expect("a run");
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
-        act.writes("<0>").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["0 <0>"]);
-        let left = run.detach().expect("a task");
+        let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+        let client = client_of(ways(&harness.server)[way].clone(), Options::default()).await;
+        let (call, mut run) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), harness.run()) }).await;
+        let mut call = call.expect("a run");
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
+        run.writes("<0>").await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["0 <0>"]);
+        let left = call.detach().expect("a task");
         for n in 1..4 {
-            act.writes(&format!("<{n}>")).await;
+            run.writes(&format!("<{n}>")).await;
         }
-        act.ends("done");
+        run.ends("done");
         let task = left.task.clone().expect("a name");
         while with_timeout("a look", client.task(&task)).await.expect("it is there").outcome.is_none() {}
         // In another session, in which nothing was ever pushed of it.
-        let other = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
-        let mut run = with_timeout("the task", other.attach(&left)).await.expect("a run");
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
-        assert_eq!(rest(&mut run).await, ["1 <1>", "2 <2>", "3 <3>", "done: done"]);
+        let other = client_of(ways(&harness.server)[way].clone(), Options::default()).await;
+        let mut call = with_timeout("the task", other.attach(&left)).await.expect("a run");
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
+        assert_eq!(rest(&mut call).await, ["1 <1>", "2 <2>", "3 <3>", "done: done"]);
     }
 }
 
@@ -712,37 +712,37 @@ async fn ours_tells_nothing_to_who_does_not_want_it() {
     for target in ways(&server) {
         let client = client_of(target, Options { stream_output: false, ..Options::default() }).await;
         assert!(!client.server_info().pushes_output);
-        let mut run = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
-        assert_eq!(rest(&mut run).await, ["done: done"]);
+        let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
+        assert_eq!(rest(&mut call).await, ["done: done"]);
     }
 }
 
 #[tokio::test]
 async fn ours_is_picked_up_by_another_client_behind_what_was_read() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
     for way in 0..2 {
-        let target = ways(&stage.server)[way].clone();
+        let target = ways(&harness.server)[way].clone();
         let client = client_of(target.clone(), Options::default()).await;
-        let (run, mut act) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), stage.run()) }).await;
-        let mut run = run.expect("a run");
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
+        let (call, mut run) = with_timeout("the start", async { tokio::join!(client.start("writes", json!({})), harness.run()) }).await;
+        let mut call = call.expect("a run");
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
         for n in 0..4 {
-            act.writes(&format!("<{n}>")).await;
+            run.writes(&format!("<{n}>")).await;
         }
-        assert_eq!(next_briefs(&mut run, 2).await, ["0 <0>", "1 <1>"]);
-        let reference = run.detach().expect("it is a task");
+        assert_eq!(next_briefs(&mut call, 2).await, ["0 <0>", "1 <1>"]);
+        let reference = call.detach().expect("it is a task");
         assert_eq!(reference.next, 2);
         // Another process would have a session of its own.
         let other = client_of(target, Options::default()).await;
-        let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
-        assert!(matches!(next_notable(&mut run).await, Some(Event::Task(_))));
-        assert_eq!(next_briefs(&mut run, 2).await, ["2 <2>", "3 <3>"]);
-        act.writes("<4>").await;
-        act.ends("done");
-        assert_eq!(rest(&mut run).await, ["4 <4>", "done: done"]);
+        let mut call = with_timeout("the run", other.attach(&reference)).await.expect("a run");
+        assert!(matches!(next_notable(&mut call).await, Some(Event::Task(_))));
+        assert_eq!(next_briefs(&mut call, 2).await, ["2 <2>", "3 <3>"]);
+        run.writes("<4>").await;
+        run.ends("done");
+        assert_eq!(rest(&mut call).await, ["4 <4>", "done: done"]);
         // And whoever comes after the end has the end.
-        let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
-        assert_eq!(last(&mut run).await, "done: done");
+        let mut call = with_timeout("the run", other.attach(&reference)).await.expect("a run");
+        assert_eq!(last(&mut call).await, "done: done");
     }
 }

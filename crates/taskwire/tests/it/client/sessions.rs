@@ -1,5 +1,5 @@
-//! Sessions of the legacy era: what belongs to one does not go into the next, one may be taken over from another process, and none
-//! is begun that nobody ends.
+//! Sessions of the legacy era: what belongs to one is not used in the next, one may be taken over from another process, and the client
+//! ends each that it begins.
 
 use serde_json::{Value, json};
 use taskwire::client::{Call, Client, Error, Event, Options, Reference};
@@ -79,10 +79,10 @@ async fn finds(script: &ScriptedServer, session: &str, then: &str) {
     }
 }
 
-/// The next question of a run.
-async fn asked(run: &mut Call) -> (String, String) {
+/// The next question of a call.
+async fn asked(call: &mut Call) -> (String, String) {
     loop {
-        match next_notable(run).await {
+        match next_notable(call).await {
             Some(Event::Question(input)) => return (input.key, input.message),
             Some(Event::QuestionSettled { .. }) => {}
             other => panic!("{other:?} is no question"),
@@ -96,9 +96,9 @@ async fn asked(run: &mut Call) -> (String, String) {
 async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
     wait.event(question("Old?")).await;
-    let (old, message) = asked(&mut run).await;
+    let (old, message) = asked(&mut call).await;
     assert_eq!(message, "Old?");
     wait.cut();
     let lost = script.as_time_passes("the wait", 10 * MS, awaited(&script, "tasks/result")).await;
@@ -106,11 +106,11 @@ async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
     lost.empty(404).await;
     let mut wait = waits_anew(&script, "session-2").await.sse().await;
     wait.event(question("New?")).await;
-    let (new, message) = asked(&mut run).await;
+    let (new, message) = asked(&mut call).await;
     assert_eq!(message, "New?");
     assert_ne!(new, old);
     // An answer to what nobody asks any more would be one to what is asked now.
-    let error = with_timeout("the refusal", run.answer(&old, ada())).await.expect_err("nobody asks that");
+    let error = with_timeout("the refusal", call.answer(&old, ada())).await.expect_err("nobody asks that");
     assert!(matches!(error, Error::NoQuestion { .. }), "{error:?}");
     assert_eq!(script.count("response"), 0);
     let taking = async {
@@ -120,9 +120,9 @@ async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
         assert_eq!(reply.message["result"], json!({"action": "accept", "content": {"name": "Ada"}}));
         reply.empty(202).await;
     };
-    with_timeout("the answer", async { tokio::join!(run.answer(&new, ada()), taking) }).await.0.expect("taken");
+    with_timeout("the answer", async { tokio::join!(call.answer(&new, ada()), taking) }).await.0.expect("taken");
     wait.result(ended("t1", "done")).await;
-    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
     assert_eq!(script.count("response"), 1);
 }
 
@@ -146,8 +146,8 @@ async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
 /// A task that goes on in the first session, whose client is gone.
 async fn left(script: &ScriptedServer) -> Reference {
     let client = joined(script, options(script), having(json!({}))).await;
-    let run = made_by(script, &client, "t1").await;
-    let reference = run.detach().expect("a task");
+    let call = made_by(script, &client, "t1").await;
+    let reference = call.detach().expect("a task");
     assert_eq!(reference.session.as_deref(), Some(FIRST));
     with_timeout("the end", client.close()).await;
     reference
@@ -160,9 +160,9 @@ async fn a_session_in_which_a_task_goes_on_is_left_as_it_is() {
     assert_eq!(script.count("DELETE"), 0);
     // When all tasks have ended there is nothing to leave it for.
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t2").await;
+    let (mut call, wait) = begun(&script, &client, "t2").await;
     wait.result(ended("t2", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
     let ending = async { script.expect_http("DELETE").await.empty(200).await };
     with_timeout("the end", async { tokio::join!(client.close(), ending) }).await;
     assert_eq!(script.count("DELETE"), 1);
@@ -174,24 +174,24 @@ async fn a_task_that_only_its_session_knows_is_found_there_and_that_is_not_ended
     let reference = left(&script).await;
     script.stop_answering("tasks/get");
     let client = knows(&script, FIRST).await;
-    let (run, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), finds(&script, FIRST, "there")) }).await;
-    let mut run = run.expect("a run");
+    let (call, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), finds(&script, FIRST, "there")) }).await;
+    let mut call = call.expect("a run");
     script.may_remain("tasks/get");
     // Each of its requests is of that session.
-    let wait = waited(&script, &mut run, "t1").await;
+    let wait = waited(&script, &mut call, "t1").await;
     is_of(&wait, FIRST);
     let mut wait = wait.sse().await;
     wait.event(question("Name?")).await;
-    let (key, _) = asked(&mut run).await;
+    let (key, _) = asked(&mut call).await;
     assert_eq!(key, "0", "as the process was told that began the session");
     let taking = async {
         let reply = script.expect_reply().await;
         is_of(&reply, FIRST);
         reply.empty(202).await;
     };
-    with_timeout("the answer", async { tokio::join!(run.answer(&key, ada()), taking) }).await.0.expect("taken");
+    with_timeout("the answer", async { tokio::join!(call.answer(&key, ada()), taking) }).await.0.expect("taken");
     wait.result(ended("t1", "done")).await;
-    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
     with_timeout("the end", client.close()).await;
     assert_eq!((script.count("initialize"), script.count("DELETE")), (2, 1));
 }
@@ -210,8 +210,8 @@ async fn a_task_whose_session_is_forgotten_is_not_found() {
         is_of(&look, "session-3");
         look.error(200, -32602, "no such task", Value::Null).await;
     };
-    let (run, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), playing) }).await;
-    let error = run.expect_err("nobody knows it");
+    let (call, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), playing) }).await;
+    let error = call.expect_err("nobody knows it");
     assert!(matches!(&error, Error::TaskNotFound { task } if task == "t1"), "{error:?}");
 }
 
@@ -221,7 +221,7 @@ async fn a_task_whose_session_is_forgotten_is_not_found() {
 async fn no_session_is_begun_for_who_has_closed() {
     let script = scripted().await;
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     let other = client.clone();
     // A task goes on, so nothing is said of the session.
     with_timeout("the end", client.close()).await;
@@ -229,7 +229,7 @@ async fn no_session_is_begun_for_who_has_closed() {
     let error = with_timeout("the refusal", other.task("t1")).await.expect_err("it is closed");
     assert!(matches!(error, Error::Closed), "{error:?}");
     wait.cut();
-    let error = script.as_time_passes("the end of the run", 100 * MS, fails(&mut run)).await;
+    let error = script.as_time_passes("the end of the run", 100 * MS, fails(&mut call)).await;
     assert!(matches!(error, Error::Closed), "{error:?}");
     assert_eq!((script.count("initialize"), script.count("DELETE")), (1, 0));
 }

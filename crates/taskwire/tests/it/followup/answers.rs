@@ -12,8 +12,8 @@ use crate::{
 
 #[tokio::test]
 async fn an_answer_may_have_any_shape_that_has_one_meaning() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
     for (value, content) in [
         (json!({"name": "Ada"}), json!({"name": "Ada"})),
         (json!("Ada"), json!({"name": "Ada"})),
@@ -22,18 +22,18 @@ async fn an_answer_may_have_any_shape_that_has_one_meaning() {
         (json!(7), json!({"name": "7"})),
         (json!("\u{1f600} \"quoted\"\n"), json!({"name": "\u{1f600} \"quoted\"\n"})),
     ] {
-        let (id, _act, asking) = asked(&mut stage, name_form("Name?")).await;
+        let (id, _run, asking) = asked(&mut harness, name_form("Name?")).await;
         has(&says(&client, "task_answer", json!({"task_id": id, "value": value})).await, &["is answered", "`task_wait`"]);
         assert_eq!(answer(asking).await, ("accept".to_owned(), content));
     }
     let order = json!({"size": "large", "count": 3, "gift": true});
     for value in [json!({"size": "LARGE", "count": "3", "gift": "yes"}), json!(order.to_string()), order] {
-        let (id, _act, asking) = asked(&mut stage, order_form()).await;
+        let (id, _run, asking) = asked(&mut harness, order_form()).await;
         says(&client, "task_answer", json!({"task_id": id, "key": "k", "value": value})).await;
         assert_eq!(answer(asking).await, ("accept".to_owned(), json!({"size": "large", "count": 3, "gift": true})));
     }
     for (action, word) in [("decline", "was declined"), ("cancel", "was dismissed")] {
-        let (id, _act, asking) = asked(&mut stage, order_form()).await;
+        let (id, _run, asking) = asked(&mut harness, order_form()).await;
         has(&says(&client, "task_answer", json!({"task_id": id, "action": action})).await, &[word]);
         assert_eq!(answer(asking).await, (action.to_owned(), Value::Null));
     }
@@ -41,9 +41,9 @@ async fn an_answer_may_have_any_shape_that_has_one_meaning() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_given_again() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, _act, asking) = asked(&mut stage, order_form()).await;
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, _run, asking) = asked(&mut harness, order_form()).await;
     for (value, wrong) in [
         (json!({"size": "huge", "count": 1}), "`size`: `huge` is none of the choices: small, large"),
         (json!({"size": "small", "count": 12}), "`count`: 12 is more than 9"),
@@ -77,10 +77,10 @@ async fn an_answer_that_does_not_fit_is_refused_with_what_is_wrong_and_can_be_gi
 
 #[tokio::test]
 async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, mut act, first) = asked(&mut stage, name_form("First name?")).await;
-    let second = asks(&act, "last", name_form("Last name?"));
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, mut run, first) = asked(&mut harness, name_form("First name?")).await;
+    let second = asks(&run, "last", name_form("Last name?"));
     let both = loop {
         let text = says(&client, "task_wait", of(&id)).await;
         if text.contains("Last name?") {
@@ -100,8 +100,8 @@ async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
     has(&refuses(&client, "task_answer", json!({"task_id": id, "value": "Lovelace"})).await, &["which one you mean", "Question `k`: "]);
     has(&says(&client, "task_answer", json!({"task_id": id, "key": "k", "value": "Ada"})).await, &["The task goes on"]);
     assert_eq!((answer(first).await.1, answer(second).await.1), (json!({"name": "Ada"}), json!({"name": "Lovelace"})));
-    act.ends("done");
-    with_timeout("the end", stage.client.until(&id, "completed")).await;
+    run.ends("done");
+    with_timeout("the end", harness.client.until(&id, "completed")).await;
     has(
         &refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await,
         &["has ended (completed)", "`task_wait`", "gives its result"],
@@ -110,14 +110,14 @@ async fn of_several_questions_one_must_be_named_and_the_rest_is_told_again() {
 
 #[tokio::test]
 async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, act, first) = asked(&mut stage, name_form("Delete 3 files?")).await;
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, run, first) = asked(&mut harness, name_form("Delete 3 files?")).await;
     let unnamed = json!({"task_id": id, "value": "yes"});
     says(&client, "task_answer", unnamed.clone()).await;
     assert_eq!(answer(first).await.1, json!({"name": "yes"}));
-    let second = asks(&act, "next", name_form("Overwrite production?"));
-    with_timeout("the question", stage.client.until(&id, "input_required")).await;
+    let second = asks(&run, "next", name_form("Overwrite production?"));
+    with_timeout("the question", harness.client.until(&id, "input_required")).await;
     has(&refuses(&client, "task_answer", unnamed).await, &["Nothing was answered", "which one you mean", "Overwrite production?"]);
     for again in [json!({"value": "yes"}), json!({"value": "no"}), json!({"action": "decline"})] {
         let mut arguments = json!({"task_id": id, "key": "k"});
@@ -126,7 +126,7 @@ async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question
         has(&text, &["`k` is answered already, with {\"name\":\"yes\"}", "changed nothing", "Question `next`: Overwrite production?"]);
         assert!(!text.contains("Delete 3 files?"), "{text}");
     }
-    assert_eq!(stage.client.get(&id).await["status"], "input_required", "the next question is open");
+    assert_eq!(harness.client.get(&id).await["status"], "input_required", "the next question is open");
     assert!(!second.is_finished(), "nobody answered it");
     says(&client, "task_answer", json!({"task_id": id, "key": "next", "value": "no"})).await;
     assert_eq!(answer(second).await.1, json!({"name": "no"}));
@@ -134,10 +134,10 @@ async fn an_answer_that_comes_twice_is_given_once_and_never_to_the_next_question
 
 #[tokio::test]
 async fn a_task_that_was_cancelled_is_said_to_have_no_result() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let (id, _act, _asking) = asked(&mut stage, name_form("Name?")).await;
-    stage.client.cancel(&id).await;
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let (id, _run, _asking) = asked(&mut harness, name_form("Name?")).await;
+    harness.client.cancel(&id).await;
     let text = refuses(&client, "task_answer", json!({"task_id": id, "value": "x"})).await;
     has(&text, &["has ended (cancelled)", "says what came of it"]);
     assert!(!text.contains("its result"), "{text}");
@@ -145,11 +145,11 @@ async fn a_task_that_was_cancelled_is_said_to_have_no_result() {
 
 #[tokio::test]
 async fn a_page_is_to_be_opened_by_the_user_and_then_accepted() {
-    let mut stage = ToolHarness::new().await;
-    let client = stage.server.plain_client();
-    let able = stage.server.client().declaring(json!({"elicitation": {"url": {}}, "extensions": {TASKS: {}}}));
-    let (id, act) = stage.task_of(&able).await;
-    let asking = asks(&act, "sign", Question::url("Please sign.", "https://sign.example/1"));
+    let mut harness = ToolHarness::new().await;
+    let client = harness.server.plain_client();
+    let able = harness.server.client().declaring(json!({"elicitation": {"url": {}}, "extensions": {TASKS: {}}}));
+    let (id, run) = harness.task_of(&able).await;
+    let asking = asks(&run, "sign", Question::url("Please sign.", "https://sign.example/1"));
     with_timeout("the question", able.until(&id, "input_required")).await;
     has(&says(&client, "task_wait", of(&id)).await, &["Please sign.", "https://sign.example/1", "\"key\":\"sign\",\"action\":\"accept\""]);
     // Neither an answer to something else nor silence is a yes.

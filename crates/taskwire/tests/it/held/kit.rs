@@ -34,18 +34,18 @@ use crate::{
     tasks::{name_form, name_in, registry, reopened, tool},
 };
 
-/// Calls have names from here on.
+/// The request ids of calls begin here.
 const CALLS: u64 = 1_000;
-/// The name of a handshake.
+/// The request id of a handshake.
 const OPENS: u64 = 1;
 
 /// A server on a port of its own, with the follow-up tools as they are by default. Time stands still unless the test moves it.
-pub(super) struct House {
+pub(super) struct HoldFixture {
     pub(super) server: TestServer,
     clock: ManualClock,
 }
 
-impl House {
+impl HoldFixture {
     pub(super) async fn new(tools: impl IntoIterator<Item = Tool>) -> Self {
         Self::with(registry(tools), config()).await
     }
@@ -54,7 +54,7 @@ impl House {
         Self::start_in(&Arc::new(TempDir::new()), tools, config, &manual_clock()).await
     }
 
-    /// On a directory that may be in use by one that crashed for a moment yet.
+    /// On a directory that a server which crashed may still use for a moment.
     pub(super) async fn start_in(dir: &Arc<TempDir>, tools: Registry, config: Config, clock: &ManualClock) -> Self {
         Self { server: reopened(dir, tools, config, clock).await, clock: clock.clone() }
     }
@@ -96,16 +96,16 @@ impl House {
         self.open()
     }
 
-    /// Lets time pass until a call gives a sign of life, the first of which may have had to wait for its store.
-    pub(super) async fn sign(&self, talk: &mut Talk) -> (f64, String) {
+    /// Lets time pass until a call sends progress, the first of which may have had to wait for its store.
+    pub(super) async fn sign(&self, call: &mut PendingCall) -> (f64, String) {
         for _ in 0..6 {
             self.pass(BEAT).await;
             // Other threads may have to write and read it first; who was not waiting yet hears it with the next beat.
-            if let Ok(message) = tokio::time::timeout(SECOND / 2, talk.messages.recv()).await {
+            if let Ok(message) = tokio::time::timeout(SECOND / 2, call.messages.recv()).await {
                 return progress_of(&message.expect("the call goes on"));
             }
         }
-        panic!("{:?}: there is no sign of life", talk.way)
+        panic!("{:?}: there is no sign of life", call.way)
     }
 
     /// Begins to shut down.
@@ -139,34 +139,34 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    pub(super) async fn new(way: Way, house: &House) -> Self {
-        Self::declaring(way, house, json!({}), None).await
+    pub(super) async fn new(way: Way, fixture: &HoldFixture) -> Self {
+        Self::declaring(way, fixture, json!({}), None).await
     }
 
-    pub(super) async fn declaring(way: Way, house: &House, capabilities: Value, token: Option<&str>) -> Self {
-        let client = house.server.plain_client().declaring(capabilities.clone());
+    pub(super) async fn declaring(way: Way, fixture: &HoldFixture, capabilities: Value, token: Option<&str>) -> Self {
+        let client = fixture.server.plain_client().declaring(capabilities.clone());
         let client = match token {
             Some(token) => client.with_token(token),
             None => client,
         };
         let legacy = match way {
-            Way::LegacyHttp => Some(LegacySession::of(house.server.port, token, LATEST, capabilities.clone()).await),
+            Way::LegacyHttp => Some(LegacySession::of(fixture.server.port, token, LATEST, capabilities.clone()).await),
             _ => None,
         };
-        Self { way, server: house.server.server.clone(), client, legacy, capabilities, calls: AtomicU64::new(CALLS) }
+        Self { way, server: fixture.server.server.clone(), client, legacy, capabilities, calls: AtomicU64::new(CALLS) }
     }
 
     /// Calls a tool.
-    pub(super) async fn call(&self, tool: &str, arguments: Value) -> Talk {
+    pub(super) async fn call(&self, tool: &str, arguments: Value) -> PendingCall {
         self.request("tools/call", json!({"name": tool, "arguments": arguments})).await
     }
 
-    /// Calls a tool and wants to hear of progress.
-    pub(super) async fn call_with_progress(&self, tool: &str, arguments: Value) -> Talk {
+    /// Calls a tool and asks for progress.
+    pub(super) async fn call_with_progress(&self, tool: &str, arguments: Value) -> PendingCall {
         self.request("tools/call", json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": "p"}})).await
     }
 
-    /// A request and its name.
+    /// A request and its id.
     fn message(&self, method: &str, params: Value) -> (u64, Value) {
         let id = self.calls.fetch_add(1, Ordering::Relaxed);
         let plain = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params.clone()});
@@ -174,27 +174,27 @@ impl Caller {
     }
 
     /// Calls a tool after another call: on the same connection, where that has room for more than one.
-    pub(super) async fn call_after(&self, talk: &mut Talk, tool: &str, arguments: Value) {
-        if talk.input.is_none() {
-            *talk = self.call(tool, arguments).await;
+    pub(super) async fn call_after(&self, call: &mut PendingCall, tool: &str, arguments: Value) {
+        if call.input.is_none() {
+            *call = self.call(tool, arguments).await;
             return;
         }
         let (id, message) = self.message("tools/call", json!({"name": tool, "arguments": arguments}));
-        talk.send(&message).await;
-        talk.id = id;
+        call.send(&message).await;
+        call.id = id;
     }
 
-    /// Comes back to the stream of a call that was lost.
-    pub(super) async fn resume(&self, talk: &Talk) -> Talk {
-        let place = talk.last.lock().expect("no panic").clone().expect("a name");
-        let stream = self.legacy.as_ref().expect("a session").connect("GET", &[("Last-Event-ID", place.as_str())]).await;
+    /// Resumes the stream of a call that was lost.
+    pub(super) async fn resume(&self, call: &PendingCall) -> PendingCall {
+        let event_id = call.last.lock().expect("no panic").clone().expect("a name");
+        let stream = self.legacy.as_ref().expect("a session").connect("GET", &[("Last-Event-ID", event_id.as_str())]).await;
         let (sender, messages) = mpsc::channel(64);
         let last = Arc::<Mutex<Option<String>>>::default();
         let reading = tokio::spawn(read_http(stream, sender, last.clone()));
-        Talk { way: self.way, id: talk.id, input: None, messages, reading, last }
+        PendingCall { way: self.way, id: call.id, input: None, messages, reading, last }
     }
 
-    pub(super) async fn request(&self, method: &str, params: Value) -> Talk {
+    pub(super) async fn request(&self, method: &str, params: Value) -> PendingCall {
         let (id, message) = self.message(method, params);
         let (sender, messages) = mpsc::channel(64);
         let last = Arc::<Mutex<Option<String>>>::default();
@@ -221,7 +221,7 @@ impl Caller {
                 (Some(input), tokio::spawn(read_lines(output, sender)))
             }
         };
-        Talk { way: self.way, id, input, messages, reading, last }
+        PendingCall { way: self.way, id, input, messages, reading, last }
     }
 
     /// Calls a tool and gives its result.
@@ -229,18 +229,18 @@ impl Caller {
         self.call(tool, arguments).await.result().await
     }
 
-    /// Calls a call off, as its era and transport do.
-    pub(super) async fn cancel(&self, talk: &mut Talk, reason: &str) {
-        let params = json!({"requestId": talk.id, "reason": reason});
+    /// Cancels a call, as its era and transport do.
+    pub(super) async fn cancel(&self, call: &mut PendingCall, reason: &str) {
+        let params = json!({"requestId": call.id, "reason": reason});
         match (self.way, &self.legacy) {
-            (Way::ModernHttp, _) => talk.lose(),
+            (Way::ModernHttp, _) => call.lose(),
             (Way::LegacyHttp, Some(legacy)) => legacy.notify("notifications/cancelled", params).await,
-            _ => talk.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})).await,
+            _ => call.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})).await,
         }
     }
 }
 
-/// Passes on the messages of a response as they come, and notes the names of events.
+/// Passes on the messages of a response as they come, and notes the ids of events.
 async fn read_http(mut stream: TcpStream, sender: mpsc::Sender<Value>, last: Arc<Mutex<Option<String>>>) {
     let (mut buffer, mut text) = (Vec::new(), Vec::new());
     let (_, headers) = read_head(&mut stream, &mut buffer).await;
@@ -278,18 +278,18 @@ async fn read_lines(mut lines: Output, sender: mpsc::Sender<Value>) {
 }
 
 /// A call that is under way.
-pub(super) struct Talk {
+pub(super) struct PendingCall {
     pub(super) way: Way,
-    /// The name of the request.
+    /// The id of the request.
     pub(super) id: u64,
     input: Option<DuplexStream>,
     pub(super) messages: mpsc::Receiver<Value>,
     reading: JoinHandle<()>,
-    /// The name of the last event.
+    /// The id of the last event.
     pub(super) last: Arc<Mutex<Option<String>>>,
 }
 
-impl Talk {
+impl PendingCall {
     pub(super) async fn next(&mut self) -> Option<Value> {
         with_timeout("the next message", self.messages.recv()).await
     }
@@ -326,8 +326,8 @@ impl Talk {
         with_timeout("room in the pipe", input.write_all(format!("{message}\n").as_bytes())).await.expect("writable");
     }
 
-    /// Waits until there is a place to come back to.
-    pub(super) async fn has_place(&self) {
+    /// Waits until there is an event id to resume from.
+    pub(super) async fn has_event_id(&self) {
         let primed = async {
             while self.last.lock().expect("no panic").is_none() {
                 tokio::task::yield_now().await;
@@ -362,14 +362,14 @@ pub(super) fn text(result: &Value) -> &str {
     result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text: {result}"))
 }
 
-/// The task that an answer names, which must tell how to get on.
+/// The task that a result names, which must say how to follow up.
 pub(super) fn followed(result: &Value) -> String {
-    let told = text(result);
-    assert!(NAMES.iter().any(|name| told.contains(name)), "{told}");
+    let said = text(result);
+    assert!(NAMES.iter().any(|name| said.contains(name)), "{said}");
     assert!(result.get("structuredContent").is_none() && result["isError"] != true, "{result}");
-    let words = told.split(|c: char| !c.is_ascii_alphanumeric());
+    let words = said.split(|c: char| !c.is_ascii_alphanumeric());
     let id = words.into_iter().find(|word| word.parse::<TaskId>().is_ok());
-    id.unwrap_or_else(|| panic!("no task: {told}")).to_owned()
+    id.unwrap_or_else(|| panic!("no task: {said}")).to_owned()
 }
 
 /// A tool that asks for a name.

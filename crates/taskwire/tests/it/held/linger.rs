@@ -5,27 +5,27 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     kit::{TempDir, manual_clock},
-    tasks::life,
+    tasks::until_crash,
 };
 
 const LINGER: Duration = Duration::from_secs(600);
 
 /// Hangs up, and waits until the call has become a task that goes on without its client.
-async fn hang_up(house: &House, mut talk: Talk) -> TaskId {
-    let way = talk.way;
-    talk.lose();
-    drop(talk);
+async fn hang_up(fixture: &HoldFixture, mut call: PendingCall) -> TaskId {
+    let way = call.way;
+    call.lose();
+    drop(call);
     if matches!(way, Way::ModernLines | Way::LegacyLines) {
         // Calls that are under way when the input ends get the time of a shutdown.
-        house.pass(DRAIN).await;
+        fixture.pass(DRAIN).await;
     }
-    let id = house.until_open(1).await[0];
-    left(house).await;
+    let id = fixture.until_open(1).await[0];
+    left(fixture).await;
     id
 }
 
 /// Waits until the server has noticed that somebody hung up.
-async fn left(_house: &House) {
+async fn left(_fixture: &HoldFixture) {
     for _ in 0..10 {
         settle().await;
     }
@@ -44,18 +44,18 @@ async fn a_call_goes_on_when_its_client_hangs_up_and_the_same_call_joins_it() {
     for way in WAYS {
         for mode in [TaskMode::Auto, TaskMode::Never] {
             let gate = Gate::new();
-            let house = House::new([gate.tool("slow").task(mode)]).await;
-            let caller = Caller::new(way, &house).await;
-            let talk = caller.call("slow", json!({"n": 1})).await;
+            let fixture = HoldFixture::new([gate.tool("slow").task(mode)]).await;
+            let caller = Caller::new(way, &fixture).await;
+            let call = caller.call("slow", json!({"n": 1})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            let id = hang_up(&house, talk).await;
+            let id = hang_up(&fixture, call).await;
             assert!(!gate.stopped.is_sent(), "{way:?} {mode:?}");
             let mut again = caller.call("slow", json!({"n": 1.0})).await;
             again.is_quiet().await;
             gate.go.send();
             let result = again.result().await;
             assert_eq!((text(&result), is_joined(&result), gate.runs()), ("done", true, 1), "{way:?} {mode:?}: {result}");
-            house.until(id, Status::Completed).await;
+            fixture.until(id, Status::Completed).await;
             // Whoever calls now wants it done again: somebody may have changed what it works on.
             let mut anew = caller.call("slow", json!({"n": 1})).await;
             with_timeout("a run of its own", gate.started.wait()).await;
@@ -70,18 +70,18 @@ async fn a_call_goes_on_when_its_client_hangs_up_and_the_same_call_joins_it() {
 async fn what_nobody_comes_back_for_stops_when_its_time_is_over() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        let id = hang_up(&house, talk).await;
-        house.pass(LINGER - MS).await;
-        left(&house).await;
+        let id = hang_up(&fixture, call).await;
+        fixture.pass(LINGER - MS).await;
+        left(&fixture).await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
-        house.pass(MS).await;
+        fixture.pass(MS).await;
         with_timeout("the word to stop", gate.stopped.wait()).await;
-        house.until(id, Status::Cancelled).await;
-        let task = house.task(id);
+        fixture.until(id, Status::Cancelled).await;
+        let task = fixture.task(id);
         assert!(format!("{:?}", task.outcome).contains("hung up"), "{way:?}: {task:?}");
     }
 }
@@ -90,19 +90,19 @@ async fn what_nobody_comes_back_for_stops_when_its_time_is_over() {
 async fn who_joins_and_hangs_up_again_makes_the_time_begin_anew() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        hang_up(&house, talk).await;
-        house.pass(LINGER - 20 * SECOND).await;
+        hang_up(&fixture, call).await;
+        fixture.pass(LINGER - 20 * SECOND).await;
         let again = caller.call("slow", json!({})).await;
-        left(&house).await;
-        hang_up(&house, again).await;
-        house.pass(LINGER - 20 * SECOND).await;
-        left(&house).await;
+        left(&fixture).await;
+        hang_up(&fixture, again).await;
+        fixture.pass(LINGER - 20 * SECOND).await;
+        left(&fixture).await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
-        house.pass(20 * SECOND).await;
+        fixture.pass(20 * SECOND).await;
         with_timeout("the word to stop", gate.stopped.wait()).await;
         assert_eq!(gate.runs(), 1, "{way:?}");
     }
@@ -111,17 +111,17 @@ async fn who_joins_and_hangs_up_again_makes_the_time_begin_anew() {
 #[tokio::test]
 async fn what_lingers_for_ever_goes_on_to_its_end() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow").linger(Duration::MAX)]).await;
-    let caller = Caller::new(Way::ModernHttp, &house).await;
-    let talk = caller.call("slow", json!({})).await;
+    let fixture = HoldFixture::new([gate.tool("slow").linger(Duration::MAX)]).await;
+    let caller = Caller::new(Way::ModernHttp, &fixture).await;
+    let call = caller.call("slow", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    hang_up(&house, talk).await;
+    hang_up(&fixture, call).await;
     for _ in 0..100 {
-        house.pass(100 * LINGER).await;
+        fixture.pass(100 * LINGER).await;
     }
     assert!(!gate.stopped.is_sent());
     gate.go.send();
-    house.until_open(0).await;
+    fixture.until_open(0).await;
 }
 
 #[tokio::test]
@@ -129,14 +129,14 @@ async fn a_result_that_nobody_has_had_is_given_to_the_same_call_for_a_while() {
     for way in WAYS {
         for late in [false, true] {
             let gate = Gate::new();
-            let house = House::new([gate.tool("slow")]).await;
-            let caller = Caller::new(way, &house).await;
-            let talk = caller.call("slow", json!({})).await;
+            let fixture = HoldFixture::new([gate.tool("slow")]).await;
+            let caller = Caller::new(way, &fixture).await;
+            let call = caller.call("slow", json!({})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            let id = hang_up(&house, talk).await;
+            let id = hang_up(&fixture, call).await;
             gate.go.send();
-            house.until(id, Status::Completed).await;
-            house.pass(if late { HOLD + MS } else { HOLD }).await;
+            fixture.until(id, Status::Completed).await;
+            fixture.pass(if late { HOLD + MS } else { HOLD }).await;
             let mut again = caller.call("slow", json!({})).await;
             if late {
                 with_timeout("a run of its own", gate.started.wait()).await;
@@ -153,21 +153,21 @@ async fn a_result_that_nobody_has_had_is_given_to_the_same_call_for_a_while() {
 async fn only_the_same_call_of_the_same_caller_joins_and_only_what_was_left() {
     for way in [Way::ModernHttp, Way::LegacyHttp] {
         let gate = Gate::new();
-        let house = House::with(registry([gate.tool("slow")]), two_callers()).await;
+        let fixture = HoldFixture::with(registry([gate.tool("slow")]), two_callers()).await;
         let (ann, bob) = (
-            Caller::declaring(way, &house, json!({}), Some("ann-token")).await,
-            Caller::declaring(way, &house, json!({}), Some("bob-token")).await,
+            Caller::declaring(way, &fixture, json!({}), Some("ann-token")).await,
+            Caller::declaring(way, &fixture, json!({}), Some("bob-token")).await,
         );
-        let talk = ann.call("slow", json!({"n": 1})).await;
+        let call = ann.call("slow", json!({"n": 1})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        hang_up(&house, talk).await;
+        hang_up(&fixture, call).await;
         // Other arguments, another caller; and one that joined is not joined by a third.
         let _other = ann.call("slow", json!({"n": 2})).await;
         with_timeout("a run of its own", gate.started.wait()).await;
         let _bobs = bob.call("slow", json!({"n": 1})).await;
         with_timeout("a run of its own", gate.started.wait()).await;
         let _joined = ann.call("slow", json!({"n": 1})).await;
-        left(&house).await;
+        left(&fixture).await;
         assert_eq!(gate.runs(), 3, "{way:?}");
         let _third = ann.call("slow", json!({"n": 1})).await;
         with_timeout("a run of its own", gate.started.wait()).await;
@@ -179,14 +179,14 @@ async fn only_the_same_call_of_the_same_caller_joins_and_only_what_was_left() {
 async fn a_client_that_says_that_its_time_is_over_leaves_its_call() {
     for way in [Way::LegacyHttp, Way::ModernLines, Way::LegacyLines] {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(2 * SECOND).await;
-        caller.cancel(&mut talk, "McpError: MCP error -32001: Request timed out").await;
-        house.until_open(1).await;
-        left(&house).await;
+        fixture.pass(2 * SECOND).await;
+        caller.cancel(&mut call, "McpError: MCP error -32001: Request timed out").await;
+        fixture.until_open(1).await;
+        left(&fixture).await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
         let mut again = caller.call("slow", json!({})).await;
         again.is_quiet().await;
@@ -198,12 +198,12 @@ async fn a_client_that_says_that_its_time_is_over_leaves_its_call() {
 #[tokio::test]
 async fn a_word_to_stop_that_comes_after_the_client_hung_up_stops_the_call() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow")]).await;
-    let caller = Caller::new(Way::LegacyHttp, &house).await;
-    let talk = caller.call("slow", json!({})).await;
+    let fixture = HoldFixture::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &fixture).await;
+    let call = caller.call("slow", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    let name = talk.id;
-    hang_up(&house, talk).await;
+    let name = call.id;
+    hang_up(&fixture, call).await;
     let legacy = caller.legacy.as_ref().expect("a session");
     legacy.notify("notifications/cancelled", json!({"requestId": name, "reason": "not needed any more"})).await;
     with_timeout("the word to stop", gate.stopped.wait()).await;
@@ -212,17 +212,17 @@ async fn a_word_to_stop_that_comes_after_the_client_hung_up_stops_the_call() {
 #[tokio::test]
 async fn the_end_of_a_session_leaves_its_calls() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow")]).await;
-    let mut caller = Caller::new(Way::LegacyHttp, &house).await;
-    let talk = caller.call("slow", json!({})).await;
+    let fixture = HoldFixture::new([gate.tool("slow")]).await;
+    let mut caller = Caller::new(Way::LegacyHttp, &fixture).await;
+    let call = caller.call("slow", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    house.pass(2 * SECOND).await;
-    talk.has_place().await;
+    fixture.pass(2 * SECOND).await;
+    call.has_event_id().await;
     assert_eq!(caller.legacy.take().expect("a session").end().await, 200);
-    house.until_open(1).await;
-    left(&house).await;
+    fixture.until_open(1).await;
+    left(&fixture).await;
     assert!(!gate.stopped.is_sent());
-    let mut again = Caller::new(Way::LegacyHttp, &house).await.call("slow", json!({})).await;
+    let mut again = Caller::new(Way::LegacyHttp, &fixture).await.call("slow", json!({})).await;
     again.is_quiet().await;
     gate.go.send();
     let result = again.result().await;
@@ -233,20 +233,20 @@ async fn the_end_of_a_session_leaves_its_calls() {
 async fn a_task_whose_handle_never_came_is_given_to_the_same_call() {
     for mode in [TaskMode::Auto, TaskMode::Always] {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow").task(mode)]).await;
-        let client = house.tasker();
+        let fixture = HoldFixture::new([gate.tool("slow").task(mode)]).await;
+        let client = fixture.tasker();
         let message = client.message(7, "tools/call", json!({"name": "slow", "arguments": {}}));
         let connection = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
         with_timeout("the tool", gate.started.wait()).await;
         drop(connection);
         // Where a task is made at once, its handle may have come after all: then nobody hung up.
-        let id = house.until_open(1).await[0];
-        left(&house).await;
+        let id = fixture.until_open(1).await[0];
+        left(&fixture).await;
         if mode == TaskMode::Always {
             continue;
         }
         let calling = tokio::spawn(async move { client.call("slow", json!({})).await });
-        house.pass(SECOND).await;
+        fixture.pass(SECOND).await;
         let handle = with_timeout("the handle", calling).await.expect("no panic");
         assert_eq!((&handle["resultType"], &handle["taskId"]), (&json!("task"), &json!(id)), "{handle}");
         assert_eq!(gate.runs(), 1);
@@ -256,23 +256,23 @@ async fn a_task_whose_handle_never_came_is_given_to_the_same_call() {
 #[tokio::test]
 async fn what_somebody_watches_does_not_stop() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow")]).await;
-    let caller = Caller::new(Way::ModernHttp, &house).await;
-    let talk = caller.call("slow", json!({})).await;
+    let fixture = HoldFixture::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::ModernHttp, &fixture).await;
+    let call = caller.call("slow", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    let id = hang_up(&house, talk).await;
-    house.pass(LINGER - SECOND).await;
+    let id = hang_up(&fixture, call).await;
+    fixture.pass(LINGER - SECOND).await;
     // By a look at it, and then by a stream.
-    assert_eq!(house.tasker().get(&id.to_string()).await["status"], "working");
-    house.pass(LINGER - SECOND).await;
-    let listener = house.tasker().listen(json!({"taskIds": [id]})).await;
-    house.pass(LINGER).await;
-    house.pass(LINGER).await;
-    left(&house).await;
+    assert_eq!(fixture.tasker().get(&id.to_string()).await["status"], "working");
+    fixture.pass(LINGER - SECOND).await;
+    let listener = fixture.tasker().listen(json!({"taskIds": [id]})).await;
+    fixture.pass(LINGER).await;
+    fixture.pass(LINGER).await;
+    left(&fixture).await;
     assert!(!gate.stopped.is_sent());
     drop(listener);
-    left(&house).await;
-    house.pass(LINGER).await;
+    left(&fixture).await;
+    fixture.pass(LINGER).await;
     with_timeout("the word to stop", gate.stopped.wait()).await;
 }
 
@@ -281,11 +281,11 @@ async fn where_there_is_no_room_for_another_task_a_call_stops_with_its_client() 
     let (gate, other) = (Gate::new(), Gate::new());
     let limits = Limits { tasks_per_caller: 1, ..Limits::DEFAULT };
     let config = Config { followups: true, hold: HOLD, ..with_limits(limits) };
-    let house = House::with(registry([gate.tool("slow"), other.tool("other").task(TaskMode::Always)]), config).await;
-    house.tasker().start("other", json!({})).await;
-    let mut talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({})).await;
+    let fixture = HoldFixture::with(registry([gate.tool("slow"), other.tool("other").task(TaskMode::Always)]), config).await;
+    fixture.tasker().start("other", json!({})).await;
+    let mut call = Caller::new(Way::ModernHttp, &fixture).await.call("slow", json!({})).await;
     with_timeout("the tool", gate.started.wait()).await;
-    talk.lose();
+    call.lose();
     with_timeout("the word to stop", gate.stopped.wait()).await;
 }
 
@@ -293,17 +293,17 @@ async fn where_there_is_no_room_for_another_task_a_call_stops_with_its_client() 
 fn the_same_call_joins_what_an_earlier_life_of_the_server_left() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
-    life(async {
-        let house = House::start_in(&dir, tools(), config(), &clock).await;
-        let _talk = Caller::new(Way::ModernHttp, &house).await.call("slow", json!({"n": 1})).await;
+    until_crash(async {
+        let fixture = HoldFixture::start_in(&dir, tools(), config(), &clock).await;
+        let _call = Caller::new(Way::ModernHttp, &fixture).await.call("slow", json!({"n": 1})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        house.until_open(1).await;
+        fixture.pass(SECOND).await;
+        fixture.until_open(1).await;
     });
-    life(async {
-        let house = House::start_in(&dir, tools(), config(), &clock).await;
+    until_crash(async {
+        let fixture = HoldFixture::start_in(&dir, tools(), config(), &clock).await;
         with_timeout("the second run of the same task", gate.started.wait()).await;
-        let mut again = Caller::new(Way::LegacyHttp, &house).await.call("slow", json!({"n": 1})).await;
+        let mut again = Caller::new(Way::LegacyHttp, &fixture).await.call("slow", json!({"n": 1})).await;
         again.is_quiet().await;
         gate.go.send();
         let result = again.result().await;
@@ -315,34 +315,34 @@ fn the_same_call_joins_what_an_earlier_life_of_the_server_left() {
 async fn a_held_call_is_a_task_after_a_moment_so_that_it_outlives_the_server() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let mut talk = Caller::new(way, &house).await.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let mut call = Caller::new(way, &fixture).await.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        house.until_open(1).await;
-        talk.is_quiet().await;
+        fixture.pass(SECOND).await;
+        fixture.until_open(1).await;
+        call.is_quiet().await;
         gate.go.send();
-        assert_eq!(text(&talk.result().await), "done", "{way:?}");
+        assert_eq!(text(&call.result().await), "done", "{way:?}");
     }
 }
 
 #[tokio::test]
 async fn who_joined_and_says_that_its_time_is_over_leaves_the_call_again_and_again() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow")]).await;
-    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let fixture = HoldFixture::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &fixture).await;
     for nth in 0..5 {
-        let mut talk = caller.call("slow", json!({})).await;
+        let mut call = caller.call("slow", json!({})).await;
         if nth == 0 {
             with_timeout("the tool", gate.started.wait()).await;
         }
-        house.pass(2 * SECOND).await;
-        talk.has_place().await;
-        caller.cancel(&mut talk, "McpError: MCP error -32001: Request timed out").await;
-        left(&house).await;
+        fixture.pass(2 * SECOND).await;
+        call.has_event_id().await;
+        caller.cancel(&mut call, "McpError: MCP error -32001: Request timed out").await;
+        left(&fixture).await;
         // Some clients come back to the stream of what they gave up: nothing follows there.
-        let place = talk.last.lock().expect("no panic").clone().expect("a name");
-        let over = caller.legacy.as_ref().expect("a session").http("GET", &[("Last-Event-ID", &place)]).await;
+        let event_id = call.last.lock().expect("no panic").clone().expect("a name");
+        let over = caller.legacy.as_ref().expect("a session").http("GET", &[("Last-Event-ID", &event_id)]).await;
         assert_eq!(over.status, 204);
     }
     let mut again = caller.call("slow", json!({})).await;
@@ -354,29 +354,29 @@ async fn who_joined_and_says_that_its_time_is_over_leaves_the_call_again_and_aga
 #[tokio::test]
 async fn who_gives_up_without_a_word_and_calls_again_in_its_session_joins_its_own_call() {
     let gate = Gate::new();
-    let house = House::new([gate.tool("slow")]).await;
-    let caller = Caller::new(Way::LegacyHttp, &house).await;
+    let fixture = HoldFixture::new([gate.tool("slow")]).await;
+    let caller = Caller::new(Way::LegacyHttp, &fixture).await;
     let mut first = caller.call("slow", json!({"n": 1})).await;
     with_timeout("the tool", gate.started.wait()).await;
     // Two that come together are meant twice.
-    let mut twin = caller.call("slow", json!({"n": 1})).await;
+    let mut second = caller.call("slow", json!({"n": 1})).await;
     with_timeout("a run of its own", gate.started.wait()).await;
-    house.pass(3 * SECOND).await;
-    house.until_open(2).await;
+    fixture.pass(3 * SECOND).await;
+    fixture.until_open(2).await;
     let mut again = caller.call("slow", json!({"n": 1})).await;
     let _other = caller.call("slow", json!({"n": 2})).await;
     with_timeout("a run for other arguments", gate.started.wait()).await;
-    left(&house).await;
+    left(&fixture).await;
     assert_eq!(gate.runs(), 3);
-    // Another session has not given anything up.
-    let stranger = Caller::new(Way::LegacyHttp, &house).await;
+    // Another session has not given up its call.
+    let stranger = Caller::new(Way::LegacyHttp, &fixture).await;
     let _strange = stranger.call("slow", json!({"n": 1})).await;
     with_timeout("a run for another session", gate.started.wait()).await;
     (0..4).for_each(|_| gate.go.send());
     let result = again.result().await;
     assert_eq!((text(&result), is_joined(&result)), ("done", true));
-    for talk in [&mut first, &mut twin] {
-        assert_eq!(text(&talk.result().await), "done");
+    for call in [&mut first, &mut second] {
+        assert_eq!(text(&call.result().await), "done");
     }
 }
 
@@ -384,29 +384,29 @@ async fn who_gives_up_without_a_word_and_calls_again_in_its_session_joins_its_ow
 async fn who_calls_again_in_the_moment_in_which_it_hangs_up_joins_its_own_call() {
     for way in WAYS {
         let gate = Gate::new();
-        let house = House::new([gate.tool("slow")]).await;
-        let caller = Caller::new(way, &house).await;
-        let mut talk = caller.call("slow", json!({})).await;
+        let fixture = HoldFixture::new([gate.tool("slow")]).await;
+        let caller = Caller::new(way, &fixture).await;
+        let mut call = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
-        house.pass(SECOND).await;
-        house.until_open(1).await;
+        fixture.pass(SECOND).await;
+        fixture.until_open(1).await;
         for _ in 0..20 {
             match way {
                 // One request at a time on a connection: the end of the one and the beginning of the other race.
                 Way::ModernHttp => {
-                    talk.lose();
-                    talk = caller.call("slow", json!({})).await;
+                    call.lose();
+                    call = caller.call("slow", json!({})).await;
                 }
                 _ => {
-                    caller.cancel(&mut talk, "timed out after 3 s").await;
-                    caller.call_after(&mut talk, "slow", json!({})).await;
+                    caller.cancel(&mut call, "timed out after 3 s").await;
+                    caller.call_after(&mut call, "slow", json!({})).await;
                 }
             }
         }
-        talk.is_quiet().await;
-        left(&house).await;
+        call.is_quiet().await;
+        left(&fixture).await;
         assert_eq!(gate.runs(), 1, "{way:?}");
         gate.go.send();
-        assert_eq!(text(&talk.result().await), "done", "{way:?}");
+        assert_eq!(text(&call.result().await), "done", "{way:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Responses that are no answers: the question stays open, and is asked again, since its client will not respond to it once more.
+//! Responses that are no answers: the question stays open, and the server asks it again, since the client will not respond to the first
+//! request once more.
 
 use serde_json::{Value, json};
 use taskwire::tool::Question;
@@ -17,7 +18,7 @@ use crate::{
 };
 
 /// Calls a tool that asks, as a task or not, and gives the stream on which it does, and the task.
-async fn called(legacy: &LegacySession, tool: &str, as_task: bool) -> (Sse, Option<String>) {
+async fn call_tool(legacy: &LegacySession, tool: &str, as_task: bool) -> (Sse, Option<String>) {
     if !as_task {
         return (legacy.stream("tools/call", json!({"name": tool, "arguments": {}})).await, None);
     }
@@ -56,7 +57,7 @@ async fn an_answer_that_does_not_fit_is_refused_and_its_question_asked_again() {
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         for (n, (bad, word)) in misfits().into_iter().enumerate() {
-            let (mut events, task) = called(&legacy, "orders", as_task).await;
+            let (mut events, task) = call_tool(&legacy, "orders", as_task).await;
             let first = events.until(FORM).await;
             misfit(&legacy, &first, &bad, word).await;
             let second = events.until(FORM).await;
@@ -76,7 +77,7 @@ async fn what_is_no_object_is_no_answer_either() {
     let server = TestServer::start(registry([orders()])).await;
     let legacy = LegacySession::open(&server).await;
     for bad in [json!("accept"), json!(["accept"]), json!(7)] {
-        let (mut events, _) = called(&legacy, "orders", false).await;
+        let (mut events, _) = call_tool(&legacy, "orders", false).await;
         let first = events.until(FORM).await;
         misfit(&legacy, &first, &bad, "an object").await;
         let second = events.until(FORM).await;
@@ -108,7 +109,7 @@ async fn a_question_is_asked_again_once_however_often_the_same_response_comes() 
     let server = TestServer::start(registry([orders()])).await;
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
-        let (mut events, _) = called(&legacy, "orders", as_task).await;
+        let (mut events, _) = call_tool(&legacy, "orders", as_task).await;
         let question = events.until(FORM).await;
         for _ in 0..5 {
             misfit(&legacy, &question, &json!({}), "`action`").await;
@@ -125,7 +126,7 @@ async fn a_client_that_never_answers_well_is_asked_three_times() {
     let server = TestServer::start(registry([orders()])).await;
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
-        let (mut events, task) = called(&legacy, "orders", as_task).await;
+        let (mut events, task) = call_tool(&legacy, "orders", as_task).await;
         let mut last = Value::Null;
         for _ in 0..3 {
             last = events.until(FORM).await;
@@ -163,7 +164,7 @@ async fn a_model_and_the_roots_are_asked_again_too() {
         let server = TestServer::start(registry([asks])).await;
         let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
-            let (mut events, _) = called(&legacy, "asks", as_task).await;
+            let (mut events, _) = call_tool(&legacy, "asks", as_task).await;
             let first = events.until(method).await;
             misfit(&legacy, &first, &bad, "must be").await;
             let second = events.until(method).await;

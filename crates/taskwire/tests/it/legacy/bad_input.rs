@@ -31,10 +31,10 @@ fn everything() -> Value {
 
 /// A session with a task that has written two chunks and goes on: bad input must not show in it.
 struct Target {
-    stage: ToolHarness,
+    harness: ToolHarness,
     legacy: LegacySession,
     task: String,
-    act: ToolRun,
+    run: ToolRun,
     before: Value,
 }
 
@@ -44,13 +44,13 @@ impl Target {
     }
 
     async fn with(config: Config, token: Option<&str>) -> Self {
-        let mut stage = ToolHarness::of(config, |tool| tool.streams()).await;
-        let legacy = LegacySession::of(stage.server.port, token, LATEST, everything()).await;
+        let mut harness = ToolHarness::of(config, |tool| tool.streams()).await;
+        let legacy = LegacySession::of(harness.server.port, token, LATEST, everything()).await;
         let task = legacy.start("writes", json!({})).await;
-        let act = stage.run().await;
-        act.writes("a").await;
-        act.writes("b").await;
-        let mut target = Self { stage, legacy, task, act, before: Value::Null };
+        let run = harness.run().await;
+        run.writes("a").await;
+        run.writes("b").await;
+        let mut target = Self { harness, legacy, task, run, before: Value::Null };
         target.before = target.state().await;
         target
     }
@@ -66,14 +66,14 @@ impl Target {
     /// The session still works, and nothing was done.
     async fn unharmed(&self) {
         assert_eq!(self.state().await, self.before);
-        assert_eq!(self.stage.server.server.engine().running(), 1, "nothing else runs");
-        assert!(!self.act.ctx.is_cancelled());
+        assert_eq!(self.harness.server.server.engine().running(), 1, "nothing else runs");
+        assert!(!self.run.ctx.is_cancelled());
         assert_eq!(self.legacy.ok("tools/list", json!({})).await["tools"][0]["name"], "writes");
     }
 
     /// Posts these bytes as a request of the session.
     async fn post(&self, body: impl AsRef<[u8]>) -> Response {
-        with_timeout("an answer", Client::new(self.stage.server.port).post(&self.legacy.headers(), body.as_ref())).await
+        with_timeout("an answer", Client::new(self.harness.server.port).post(&self.legacy.headers(), body.as_ref())).await
     }
 
     /// Sends requests that must be refused with this code, under a good status.
@@ -89,7 +89,7 @@ impl Target {
 async fn the_call_that_is_spoiled_here_would_run() {
     let mut target = Target::new().await;
     let id = target.legacy.start("writes", json!({})).await;
-    target.stage.run().await.ends("done");
+    target.harness.run().await.ends("done");
     until_is(&target.legacy, &id, "completed").await;
     assert_ne!(target.state().await, target.before);
 }
@@ -109,7 +109,7 @@ async fn an_unknown_session_is_not_found() {
         json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}),
         json!({"jsonrpc": "2.0", "id": "1", "result": {}}),
     ] {
-        let response = Client::new(target.stage.server.port).post(&headers, message.to_string().as_bytes()).await;
+        let response = Client::new(target.harness.server.port).post(&headers, message.to_string().as_bytes()).await;
         assert_eq!(refused(&response), (404, -32600), "{message}");
         assert!(said(&response).contains("session") && said(&response).contains("initialize"), "{}", said(&response));
     }
@@ -155,7 +155,7 @@ async fn a_handshake_that_says_too_little_or_nonsense_begins_no_session() {
         if let Some(params) = params {
             message["params"] = params;
         }
-        let response = Client::new(target.stage.server.port).post(&headers, message.to_string().as_bytes()).await;
+        let response = Client::new(target.harness.server.port).post(&headers, message.to_string().as_bytes()).await;
         assert_eq!(refused(&response).1, -32602, "{message}");
         assert_eq!(response.header("mcp-session-id"), None, "{message}");
     }
@@ -177,10 +177,10 @@ async fn malformed_members_of_drafts_declare_nothing_and_the_rest_of_a_handshake
         cases.push((json!({"streaming": [bad], "responses": {"modes": bad}}), [false, false]));
     }
     for (tasks, expected) in cases {
-        let legacy = LegacySession::declaring(&target.stage.server, json!({"elicitation": {}, "tasks": tasks})).await;
-        let told = &legacy.init()["capabilities"]["tasks"];
-        assert_eq!(["streaming", "responses"].map(|draft| told.get(draft).is_some()), expected, "{tasks}: {told}");
-        assert_eq!((&told["cancel"], &told["list"]), (&json!({}), &json!({})), "{tasks}: {told}");
+        let legacy = LegacySession::declaring(&target.harness.server, json!({"elicitation": {}, "tasks": tasks})).await;
+        let capabilities = &legacy.init()["capabilities"]["tasks"];
+        assert_eq!(["streaming", "responses"].map(|draft| capabilities.get(draft).is_some()), expected, "{tasks}: {capabilities}");
+        assert_eq!((&capabilities["cancel"], &capabilities["list"]), (&json!({}), &json!({})), "{tasks}: {capabilities}");
         let listed = legacy.ok("tools/list", json!({})).await;
         assert_eq!(listed["tools"][0]["execution"].get("streamPartial").is_some(), expected[0], "{tasks}");
     }
@@ -192,7 +192,7 @@ async fn malformed_members_of_drafts_declare_nothing_and_the_rest_of_a_handshake
 #[tokio::test]
 async fn the_task_of_another_caller_is_like_one_that_never_was() {
     let target = Target::with(Config { engine: uncoalesced().engine, ..two_callers() }, Some("ann-token")).await;
-    let bob = LegacySession::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
+    let bob = LegacySession::of(target.harness.server.port, Some("bob-token"), LATEST, everything()).await;
     for task in [target.task.as_str(), NOBODY, "never-was", "", "../../etc/passwd", "\0", "é"] {
         for (method, params) in [
             ("tasks/get", json!({"taskId": task})),
@@ -279,7 +279,7 @@ async fn a_last_number_beyond_the_end_is_told_that_nothing_follows() {
         assert_eq!((&part["partial-content"], &part["isComplete"]), (&json!([]), &json!(false)), "{number}: it goes on");
     }
     target.unharmed().await;
-    target.act.ends("done");
+    target.run.ends("done");
     until_is(&target.legacy, &target.task, "completed").await;
     let part = target.legacy.ok("tasks/result", json!({"taskId": target.task, "lastSeqNr": 99})).await;
     assert_eq!((&part["partial-content"], &part["isComplete"]), (&json!([]), &json!(true)));
@@ -344,7 +344,7 @@ async fn methods_that_nobody_heard_of_do_not_exist() {
 #[tokio::test]
 async fn what_has_ended_cannot_be_cancelled() {
     let mut target = Target::new().await;
-    target.act.ends_with(Err(ToolError::new("no luck")));
+    target.run.ends_with(Err(ToolError::new("no luck")));
     until_is(&target.legacy, &target.task, "failed").await;
     let before = target.state().await;
     for _ in 0..2 {
@@ -387,7 +387,7 @@ async fn an_answer_to_a_question_that_was_never_asked_is_refused() {
 
 /// Has the task of a target ask: what its tool waits for, and the stream on which the question has come.
 async fn asking(target: &Target) -> (JoinHandle<Result<Answer, ToolError>>, Sse, Value) {
-    let ctx = target.act.ctx.clone();
+    let ctx = target.run.ctx.clone();
     let asked = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     let mut events = awaiting(&target.legacy, &target.task).await;
     let question = events.until("elicitation/create").await;
@@ -418,13 +418,13 @@ async fn an_answer_that_is_none_leaves_its_question_open() {
         assert_eq!(target.state().await, before, "{bad}");
     }
     // Nor can somebody else answer it.
-    let bob = LegacySession::of(target.stage.server.port, Some("bob-token"), LATEST, everything()).await;
+    let bob = LegacySession::of(target.harness.server.port, Some("bob-token"), LATEST, everything()).await;
     assert_eq!(refused(&bob.post(&answer(&json!(id))).await), (400, -32600));
     assert_eq!(target.state().await, before);
     target.legacy.answer(&question, accept("Ada")).await;
     let answer = with_timeout("the answer", asked).await.expect("no panic").expect("an answer");
     assert_eq!(answer.content, Some(json!({"name": "Ada"})));
-    target.act.ends("done");
+    target.run.ends("done");
     assert_eq!(response(&mut events).await["result"]["content"][0]["text"], "done");
 }
 
@@ -439,9 +439,9 @@ async fn a_second_answer_is_taken_and_changes_nothing() {
     target.legacy.answer(&question, accept("Eve")).await;
     target.legacy.refuse(&question, -1, "no").await;
     assert_eq!(target.legacy.get(&target.task).await, before);
-    let again = target.act.ctx.ask("name", name_form("Name?")).await.expect("the answer that was given");
+    let again = target.run.ctx.ask("name", name_form("Name?")).await.expect("the answer that was given");
     assert_eq!(again.content, Some(json!({"name": "Ada"})), "the first one counts");
-    target.act.ends("done");
+    target.run.ends("done");
     assert_eq!(response(&mut events).await["result"]["content"][0]["text"], "done");
     target.legacy.answer(&question, accept("Eve")).await;
     assert_eq!(target.legacy.get(&target.task).await["status"], "completed");

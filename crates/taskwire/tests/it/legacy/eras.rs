@@ -36,21 +36,21 @@ enum Era {
 
 /// A server with a task of one era, and its caller in both.
 struct Scene {
-    stage: ToolHarness,
+    harness: ToolHarness,
     legacy: LegacySession,
     id: String,
-    act: ToolRun,
+    run: ToolRun,
 }
 
 impl Scene {
     async fn of(era: Era) -> Self {
-        let mut stage = ToolHarness::new().await;
-        let legacy = LegacySession::declaring(&stage.server, streaming()).await;
-        let (id, act) = match era {
-            Era::Legacy => (legacy.start("writes", json!({})).await, stage.run().await),
-            Era::Modern => stage.task().await,
+        let mut harness = ToolHarness::new().await;
+        let legacy = LegacySession::declaring(&harness.server, streaming()).await;
+        let (id, run) = match era {
+            Era::Legacy => (legacy.start("writes", json!({})).await, harness.run().await),
+            Era::Modern => harness.task().await,
         };
-        Self { stage, legacy, id, act }
+        Self { harness, legacy, id, run }
     }
 
     /// A `tasks/result` of the legacy era that waits for the task.
@@ -62,7 +62,7 @@ impl Scene {
 
     /// Asks for a name, and gives the answer when it is there.
     fn asks(&self) -> JoinHandle<Result<String, ToolError>> {
-        let ctx = self.act.ctx.clone();
+        let ctx = self.run.ctx.clone();
         tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(|answer| name_in(&answer)) })
     }
 }
@@ -73,19 +73,19 @@ impl Scene {
 async fn a_task_is_shown_in_the_shape_of_the_era_that_asks() {
     for era in ERAS {
         let mut scene = Scene::of(era).await;
-        scene.act.ctx.status("half way").await.expect("said");
-        let (new, old) = (scene.stage.client.get(&scene.id).await, scene.legacy.get(&scene.id).await);
+        scene.run.ctx.status("half way").await.expect("said");
+        let (new, old) = (scene.harness.client.get(&scene.id).await, scene.legacy.get(&scene.id).await);
         let expected = json!({
             "taskId": new["taskId"], "status": "working", "statusMessage": "half way", "createdAt": new["createdAt"],
             "lastUpdatedAt": new["lastUpdatedAt"], "ttl": new["ttlMs"], "pollInterval": new["pollIntervalMs"],
         });
         assert_eq!(old, expected, "{era:?}");
         assert_eq!((&new["resultType"], new.get("ttl"), new.get("pollInterval")), (&json!("complete"), None, None), "{era:?}");
-        scene.act.ends("done");
+        scene.run.ends("done");
         let result = scene.legacy.result(&scene.id).await;
         let content = json!([{"type": "text", "text": "done"}]);
         assert_eq!(result, json!({"content": content, "_meta": related(&scene.id)}), "{era:?}");
-        let inlined = scene.stage.client.get(&scene.id).await["result"].clone();
+        let inlined = scene.harness.client.get(&scene.id).await["result"].clone();
         assert_eq!(inlined, json!({"resultType": "complete", "content": content}), "{era:?}");
     }
 }
@@ -95,12 +95,12 @@ async fn a_result_that_says_error_has_failed_in_one_era_and_completed_in_the_oth
     for era in ERAS {
         let mut scene = Scene::of(era).await;
         let mut events = scene.awaited().await;
-        scene.act.ends_with(Err(ToolError::new("no such file")));
+        scene.run.ends_with(Err(ToolError::new("no such file")));
         assert_eq!(story(&events.rest().await), ["failed", "= no such file"], "{era:?}");
         let old = scene.legacy.get(&scene.id).await;
         assert_eq!((&old["status"], &old["statusMessage"]), (&json!("failed"), &json!("no such file")), "{era:?}");
         assert_eq!(scene.legacy.ok("tasks/list", json!({})).await["tasks"][0], old, "{era:?}");
-        let new = scene.stage.client.get(&scene.id).await;
+        let new = scene.harness.client.get(&scene.id).await;
         assert_eq!((&new["status"], &new["result"]["isError"]), (&json!("completed"), &json!(true)), "{era:?}");
         assert_eq!(new["statusMessage"], "no such file", "{era:?}");
     }
@@ -110,10 +110,10 @@ async fn a_result_that_says_error_has_failed_in_one_era_and_completed_in_the_oth
 async fn a_result_that_says_error_says_why_in_the_place_of_what_was_said_before() {
     for era in ERAS {
         let mut scene = Scene::of(era).await;
-        scene.act.ctx.status("half way").await.expect("said");
+        scene.run.ctx.status("half way").await.expect("said");
         let text = "é".repeat(2000);
-        scene.act.ends_with(Err(ToolError::new(&text)));
-        let new = with_timeout("the end", scene.stage.client.until(&scene.id, "completed")).await;
+        scene.run.ends_with(Err(ToolError::new(&text)));
+        let new = with_timeout("the end", scene.harness.client.until(&scene.id, "completed")).await;
         let old = scene.legacy.get(&scene.id).await;
         for task in [&new, &old] {
             let message = task["statusMessage"].as_str().expect("a message");
@@ -127,10 +127,10 @@ async fn a_result_that_says_error_says_why_in_the_place_of_what_was_said_before(
 async fn an_error_of_the_protocol_is_the_same_in_both_eras() {
     for era in ERAS {
         let mut scene = Scene::of(era).await;
-        scene.act.ends_with(Err(ToolError::protocol(-31_999, "broken")));
+        scene.run.ends_with(Err(ToolError::protocol(-31_999, "broken")));
         let error = scene.legacy.error("tasks/result", json!({"taskId": scene.id})).await;
         assert_eq!(error, json!({"code": -31_999, "message": "broken"}), "{era:?}");
-        let (new, old) = (scene.stage.client.get(&scene.id).await, scene.legacy.get(&scene.id).await);
+        let (new, old) = (scene.harness.client.get(&scene.id).await, scene.legacy.get(&scene.id).await);
         assert_eq!((&new["status"], &new["error"]), (&json!("failed"), &error), "{era:?}");
         assert_eq!((&old["status"], &old["statusMessage"]), (&json!("failed"), &json!("broken")), "{era:?}");
     }
@@ -163,20 +163,20 @@ async fn a_task_is_followed_in_both_eras_and_cancelled_in_either() {
         for cancelled_by in ERAS {
             let mut scene = Scene::of(era).await;
             let mut waiting = scene.awaited().await;
-            let mut listening = follow(&scene.stage.client, &scene.id, 0).await;
-            scene.act.writes("one").await;
+            let mut listening = follow(&scene.harness.client, &scene.id, 0).await;
+            scene.run.writes("one").await;
             assert_eq!(next_briefs(&mut listening, 2).await, ["working", "0 one"], "{era:?}");
             match cancelled_by {
                 Era::Legacy => assert_eq!(scene.legacy.cancel(&scene.id).await["status"], "cancelled"),
-                Era::Modern => assert_eq!(scene.stage.client.cancel(&scene.id).await, json!({"resultType": "complete"})),
+                Era::Modern => assert_eq!(scene.harness.client.cancel(&scene.id).await, json!({"resultType": "complete"})),
             }
-            with_timeout("the word to stop", scene.act.ctx.cancelled()).await;
+            with_timeout("the word to stop", scene.run.ctx.cancelled()).await;
             assert_eq!(story(&waiting.rest().await), ["0 one", "cancelled", "error -32603"], "{era:?} {cancelled_by:?}");
-            let new = scene.stage.client.get(&scene.id).await;
+            let new = scene.harness.client.get(&scene.id).await;
             let old = scene.legacy.get(&scene.id).await;
             assert_eq!((&new["status"], &old["status"]), (&json!("cancelled"), &json!("cancelled")), "{era:?} {cancelled_by:?}");
             assert!(next_briefs(&mut listening, 1).await[0].starts_with("cancelled"), "{era:?} {cancelled_by:?}");
-            scene.stage.server.stop();
+            scene.harness.server.stop();
             assert_eq!(rest(&mut listening).await, ["end"]);
         }
     }
@@ -191,21 +191,21 @@ async fn a_task_that_asks_is_answered_in_either_era() {
             let asking = scene.asks();
             let question = waiting.until("elicitation/create").await;
             assert_eq!(question["params"]["_meta"], related(&scene.id), "{era:?}");
-            let asked = with_timeout("the question", scene.stage.client.until(&scene.id, "input_required")).await;
+            let asked = with_timeout("the question", scene.harness.client.until(&scene.id, "input_required")).await;
             let request = &asked["inputRequests"]["name"];
             assert_eq!((&request["method"], &request["params"]["message"]), (&question["method"], &question["params"]["message"]));
             match answered_by {
                 Era::Legacy => scene.legacy.answer(&question, accept("Ada")).await,
-                Era::Modern => drop(scene.stage.client.answer(&scene.id, json!({"name": accept("Ada")})).await),
+                Era::Modern => drop(scene.harness.client.answer(&scene.id, json!({"name": accept("Ada")})).await),
             }
             // The other era's answer comes too late, which nobody minds.
             scene.legacy.answer(&question, accept("Eve")).await;
-            scene.stage.client.answer(&scene.id, json!({"name": accept("Eve")})).await;
+            scene.harness.client.answer(&scene.id, json!({"name": accept("Eve")})).await;
             let name = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
-            scene.act.ends(name);
+            scene.run.ends(name);
             let result = waiting.rest().await.pop().expect("a response")["result"].clone();
             assert_eq!(text_of(&result["content"]), "Ada", "{era:?} {answered_by:?}");
-            assert_eq!(text_of(&scene.stage.client.get(&scene.id).await["result"]["content"]), "Ada", "{era:?} {answered_by:?}");
+            assert_eq!(text_of(&scene.harness.client.get(&scene.id).await["result"]["content"]), "Ada", "{era:?} {answered_by:?}");
         }
     }
 }
@@ -213,13 +213,13 @@ async fn a_task_that_asks_is_answered_in_either_era() {
 #[tokio::test]
 async fn who_waits_and_cannot_be_asked_waits_for_the_answer_of_another() {
     let mut scene = Scene::of(Era::Modern).await;
-    let mute = LegacySession::declaring(&scene.stage.server, json!({})).await;
+    let mute = LegacySession::declaring(&scene.harness.server, json!({})).await;
     let asking = scene.asks();
     until_is(&mute, &scene.id, "input_required").await;
     let mut waiting = awaiting(&mute, &scene.id).await;
     prime(&mut waiting).await;
-    scene.stage.client.answer(&scene.id, json!({"name": accept("Ada")})).await;
-    scene.act.ends(with_timeout("the answer", asking).await.expect("no panic").expect("an answer"));
+    scene.harness.client.answer(&scene.id, json!({"name": accept("Ada")})).await;
+    scene.run.ends(with_timeout("the answer", asking).await.expect("no panic").expect("an answer"));
     let rest = waiting.rest().await;
     assert!(!rest.iter().any(|message| message["method"] == "elicitation/create"), "{rest:?}");
     assert_eq!(story(&rest).last().map(String::as_str), Some("= Ada"));
@@ -231,17 +231,17 @@ async fn who_waits_and_cannot_be_asked_waits_for_the_answer_of_another() {
 async fn partials_of_a_task_come_in_the_way_of_the_era_that_asks() {
     for era in ERAS {
         let mut scene = Scene::of(era).await;
-        scene.act.writes("one").await;
+        scene.run.writes("one").await;
         let mut waiting = scene.awaited().await;
         assert_eq!(next_partial(&mut waiting).await["seq"], 0, "{era:?}");
-        let mut listening = follow(&scene.stage.client, &scene.id, 0).await;
-        scene.act.writes("two").await;
-        let pulled = page(&read(&scene.stage.client, &scene.id, json!({"fromSeq": 1})).await);
+        let mut listening = follow(&scene.harness.client, &scene.id, 0).await;
+        scene.run.writes("two").await;
+        let pulled = page(&read(&scene.harness.client, &scene.id, json!({"fromSeq": 1})).await);
         assert_eq!(pulled, json!([["1 two"], 1, 2, false]), "{era:?}");
-        scene.act.ends("done");
+        scene.run.ends("done");
         assert_eq!(story(&waiting.rest().await), ["1 two", "completed", "= done"], "{era:?}");
         assert_eq!(next_briefs(&mut listening, 4).await, ["working", "0 one", "1 two", "completed"], "{era:?}");
-        scene.stage.server.stop();
+        scene.harness.server.stop();
         assert_eq!(rest(&mut listening).await, ["end"], "{era:?}");
     }
 }
@@ -250,14 +250,14 @@ async fn partials_of_a_task_come_in_the_way_of_the_era_that_asks() {
 async fn a_standing_stream_tells_only_of_tasks_that_its_session_made() {
     let mut scene = Scene::of(Era::Modern).await;
     let mut standing = scene.legacy.open_standing().await;
-    scene.act.writes("one").await;
-    scene.act.ctx.status("half way").await.expect("said");
-    scene.act.ends("done");
+    scene.run.writes("one").await;
+    scene.run.ctx.status("half way").await.expect("said");
+    scene.run.ends("done");
     until_is(&scene.legacy, &scene.id, "completed").await;
     let mine = scene.legacy.start("writes", json!({})).await;
-    let mut act = scene.stage.run().await;
-    act.writes("mine").await;
-    act.ends("done");
+    let mut run = scene.harness.run().await;
+    run.writes("mine").await;
+    run.ends("done");
     loop {
         let message = standing.next().await.expect("the stream goes on");
         assert_eq!(message["params"]["taskId"], mine, "{message}");

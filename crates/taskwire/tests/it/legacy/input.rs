@@ -21,7 +21,7 @@ use crate::{
         partials::prime,
         tasks::{awaiting, brief, is_json, is_response, refusal, related, story, until_is},
     },
-    tasks::{Gate, accept, life, name_form, name_in, registry, reopened, tool, two_callers},
+    tasks::{Gate, accept, name_form, name_in, registry, reopened, tool, two_callers, until_crash},
     tool_harness::{ToolHarness, one_may_wait, one_waits, text_of},
 };
 
@@ -52,7 +52,7 @@ fn asks_this(question: fn() -> Question) -> Tool {
 }
 
 /// Calls `asks`, as a task or not, and gives the stream on which it asks, and the task.
-async fn called(legacy: &LegacySession, as_task: bool) -> (Sse, Option<String>) {
+async fn call_asks(legacy: &LegacySession, as_task: bool) -> (Sse, Option<String>) {
     if !as_task {
         return (legacy.stream("tools/call", json!({"name": "asks", "arguments": {}})).await, None);
     }
@@ -82,11 +82,11 @@ async fn a_question_comes_to_who_waits_for_the_task_and_its_answer_lets_it_go_on
     let legacy = LegacySession::open(&server).await;
     let id = legacy.start("asks", json!({})).await;
     let mut events = awaiting(&legacy, &id).await;
-    let mut told: Vec<Value> = Vec::new();
-    while told.last().is_none_or(|message| message["method"] != FORM) {
-        told.push(events.next().await.expect("the stream goes on"));
+    let mut messages: Vec<Value> = Vec::new();
+    while messages.last().is_none_or(|message| message["method"] != FORM) {
+        messages.push(events.next().await.expect("the stream goes on"));
     }
-    let question = told.pop().expect("a question");
+    let question = messages.pop().expect("a question");
     assert!(question["id"].is_string(), "{question}");
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}});
     let params = json!({"mode": "form", "message": "Name?", "requestedSchema": schema, "_meta": related(&id)});
@@ -95,10 +95,10 @@ async fn a_question_comes_to_who_waits_for_the_task_and_its_answer_lets_it_go_on
     legacy.answer(&question, accept("Ada")).await;
     assert_eq!(legacy.get(&id).await["status"], "working", "the answer counts as soon as it is taken");
     gate.go.send();
-    told.extend(events.rest().await);
-    // A state that a later one has overtaken need not be told.
-    let told: Vec<_> = story(&told).into_iter().filter(|told| !matches!(told.as_str(), "input_required" | "working")).collect();
-    assert_eq!(told, ["completed", "= accept Ada"]);
+    messages.extend(events.rest().await);
+    // A status that a later one has overtaken need not come.
+    let briefs: Vec<_> = story(&messages).into_iter().filter(|brief| !matches!(brief.as_str(), "input_required" | "working")).collect();
+    assert_eq!(briefs, ["completed", "= accept Ada"]);
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn the_first_answer_counts_and_a_second_is_taken_without_effect() {
     let server = TestServer::start(registry([asks(&gate)])).await;
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
-        let (mut events, _) = called(&legacy, as_task).await;
+        let (mut events, _) = call_asks(&legacy, as_task).await;
         let question = events.until(FORM).await;
         legacy.answer(&question, accept("Ada")).await;
         legacy.answer(&question, accept("Eve")).await;
@@ -168,7 +168,7 @@ async fn whatever_the_person_does_reaches_the_tool() {
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
         for (answer, expected) in [(json!({"action": "decline"}), "= decline nobody"), (json!({"action": "cancel"}), "= cancel nobody")] {
-            let (mut events, task) = called(&legacy, as_task).await;
+            let (mut events, task) = call_asks(&legacy, as_task).await;
             let question = events.until(FORM).await;
             legacy.answer(&question, answer).await;
             assert_eq!(said(&mut events).await, expected, "as a task: {as_task}");
@@ -188,7 +188,7 @@ async fn an_error_in_place_of_an_answer_fails_the_question_and_the_tool_decides(
     let server = TestServer::start(registry([asks(&open_gate()), copes])).await;
     let legacy = LegacySession::open(&server).await;
     for as_task in [true, false] {
-        let (mut events, task) = called(&legacy, as_task).await;
+        let (mut events, task) = call_asks(&legacy, as_task).await;
         let question = events.until(FORM).await;
         legacy.refuse(&question, -1, "the person is away").await;
         let response = response(&mut events).await;
@@ -209,7 +209,7 @@ async fn an_error_in_place_of_an_answer_fails_the_question_and_the_tool_decides(
 async fn an_answer_to_a_task_that_has_ended_changes_nothing() {
     let server = TestServer::start_with(registry([asks(&open_gate())]), Config::default(), Arc::new(manual_clock())).await;
     let legacy = LegacySession::open(&server).await;
-    let (mut events, task) = called(&legacy, true).await;
+    let (mut events, task) = call_asks(&legacy, true).await;
     let (question, task) = (events.until(FORM).await, task.expect("a task"));
     let cancelled = legacy.cancel(&task).await;
     assert_eq!(story(&events.rest().await), ["cancelled", "error -32603"]);
@@ -221,7 +221,7 @@ async fn an_answer_to_a_task_that_has_ended_changes_nothing() {
 async fn a_question_is_answered_by_the_caller_who_was_asked() {
     let server = TestServer::start_with(registry([asks(&open_gate())]), two_callers(), Arc::new(manual_clock())).await;
     let (ann, bob) = (session_of(&server, "ann-token").await, session_of(&server, "bob-token").await);
-    let (mut events, task) = called(&ann, true).await;
+    let (mut events, task) = call_asks(&ann, true).await;
     let question = events.until(FORM).await;
     let message = json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Eve")});
     let refused = bob.post(&message).await;
@@ -245,17 +245,17 @@ pub(crate) async fn waiting(legacy: &LegacySession, task: &str) -> JoinHandle<Re
 
 #[tokio::test]
 async fn a_client_that_takes_no_events_is_not_asked_and_gets_the_result_in_plain_json() {
-    let mut stage = ToolHarness::with(one_may_wait()).await;
-    let legacy = LegacySession::open(&stage.server).await.accepting("application/json");
+    let mut harness = ToolHarness::with(one_may_wait()).await;
+    let legacy = LegacySession::open(&harness.server).await.accepting("application/json");
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let waits = waiting(&legacy, &id).await;
-    let ctx = act.ctx.clone();
+    let ctx = run.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     until_is(&legacy, &id, "input_required").await;
-    stage.client.answer(&id, json!({"name": accept("Ada")})).await;
+    harness.client.answer(&id, json!({"name": accept("Ada")})).await;
     let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
-    act.ends(name_in(&answer));
+    run.ends(name_in(&answer));
     let response = with_timeout("the result", waits).await.expect("no panic");
     assert!(response.status == 200 && is_json(&response), "{response:?}");
     assert_eq!(brief(&response.json()), "= Ada");
@@ -268,7 +268,7 @@ fn a_question_survives_a_crash_and_is_answered_on_the_stream_that_goes_on() {
     for has_seen_it in [true, false] {
         let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), open_gate());
         let tools = || registry([asks(&gate).retry_on_interrupt()]);
-        let (legacy, request, question, begin, last) = life(async {
+        let (legacy, request, question, begin, last) = until_crash(async {
             let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
             let legacy = LegacySession::open(&server).await;
             let id = legacy.start("asks", json!({})).await;
@@ -278,7 +278,7 @@ fn a_question_survives_a_crash_and_is_answered_on_the_stream_that_goes_on() {
             let question = events.until(FORM).await;
             (legacy, request, question, begin, events.last_id.clone().expect("an id"))
         });
-        life(async {
+        until_crash(async {
             let server = reopened(&dir, tools(), Config::default(), &clock).await;
             let legacy = legacy.at(server.port);
             let mut events = legacy.resume(if has_seen_it { &last } else { &begin }).await;
@@ -323,7 +323,7 @@ async fn a_model_and_the_roots_can_be_asked_for_too() {
         let server = TestServer::start(registry([asks_this(question)])).await;
         let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
-            let (mut events, task) = called(&legacy, as_task).await;
+            let (mut events, task) = call_asks(&legacy, as_task).await;
             let asked = events.until(method).await;
             assert_eq!(asked.pointer("/params/_meta").cloned(), task.as_deref().map(related), "{asked}");
             if method == "sampling/createMessage" {
@@ -343,7 +343,7 @@ async fn a_page_is_shown_under_an_id_of_its_own_to_who_can_open_pages() {
     let able = LegacySession::declaring(&server, json!({"elicitation": {"form": {}, "url": {}}})).await;
     let mut ids = Vec::new();
     for as_task in [true, false] {
-        let (mut events, task) = called(&able, as_task).await;
+        let (mut events, task) = call_asks(&able, as_task).await;
         let asked = events.until(FORM).await;
         let id = asked["params"]["elicitationId"].as_str().unwrap_or_else(|| panic!("no id: {asked}")).to_owned();
         let mut params = json!({"mode": "url", "message": "Sign in", "url": "https://example.com/sign-in", "elicitationId": id});
@@ -432,7 +432,7 @@ async fn a_tool_that_asks_in_rounds_is_asked_for_like_any_other() {
         let server = TestServer::start(registry([rounds.task(mode)])).await;
         let legacy = LegacySession::open(&server).await;
         for as_task in [true, false] {
-            let (mut events, task) = called(&legacy, as_task).await;
+            let (mut events, task) = call_asks(&legacy, as_task).await;
             let question = events.until(FORM).await;
             assert_eq!(question.pointer("/params/_meta").cloned(), task.as_deref().map(related), "{question}");
             legacy.answer(&question, accept("Ada")).await;
@@ -463,7 +463,7 @@ async fn a_client_of_2025_06_18_is_asked_in_the_shape_of_its_version() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
     for (version, mode) in [("2025-06-18", None), (LATEST, Some("form"))] {
         let legacy = LegacySession::of(server.port, None, version, json!({"elicitation": {}})).await;
-        let (mut events, _) = called(&legacy, false).await;
+        let (mut events, _) = call_asks(&legacy, false).await;
         let question = events.until(FORM).await;
         let mut params = json!({"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
         if let Some(mode) = mode {

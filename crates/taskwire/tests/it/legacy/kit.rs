@@ -1,6 +1,6 @@
-//! A client of the legacy era that sends exactly the messages it is told to.
+//! A client of the legacy era that sends exactly the messages that a test wants.
 //!
-//! Every message that passes through [`Legacy`] is checked: against the schema if the session is one of 2025-11-25, else as a
+//! Every message that passes through [`LegacySession`] is checked: against the schema if the session is one of 2025-11-25, else as a
 //! JSON-RPC message, and against what the client declared — who did not ask for a draft must not see a byte of it.
 
 use std::{
@@ -114,7 +114,7 @@ impl LegacySession {
         Self::of(server.port, None, LATEST, capabilities).await
     }
 
-    /// Asks for a session of this version, and tells that it is ready.
+    /// Asks for a session of this version, and sends that it is ready.
     pub(crate) async fn of(port: u16, token: Option<&str>, version: &str, capabilities: Value) -> Self {
         let mut legacy = Self {
             port,
@@ -266,7 +266,7 @@ impl LegacySession {
         sse
     }
 
-    /// As [`stand`](Self::stand), or the status of a refusal.
+    /// As [`open_standing`](Self::open_standing), or the status of a refusal.
     pub(crate) async fn try_open_standing(&self) -> Result<Sse, u16> {
         let mut sse = self.try_events(self.connect("GET", &[]).await).await.map_err(|(status, _)| status)?;
         sse.read_prime().await;
@@ -314,7 +314,7 @@ impl LegacySession {
         let mut head = format!("{method} /mcp HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n", self.port);
         let own = self.headers();
         let own = own.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let own = own.filter(|(key, _)| *key != "Content-Type" && !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(key)));
+        let own = own.filter(|(key, _)| *key != "Content-Type" && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(key)));
         for (key, value) in own.chain(headers.iter().copied()).filter(|(_, value)| !value.is_empty()) {
             head.push_str(&format!("{key}: {value}\r\n"));
         }

@@ -1,4 +1,4 @@
-//! What there is only so much of in a session, how a call is called off wherever its caller is, and where a stream ends for good.
+//! The limits of a session, how a call is cancelled wherever its caller is, and where a stream ends for good.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
         kit::{LegacySession, RELATED, messages_of},
         partials::prime,
         session::{refused, said, start, with_legacy},
-        streamed::{ALL, asking, begun, call_with, capable_of, id_in, mode_of, part, staged, told_until},
-        streams::{call, call_off, cut_off, held, response, text_for, told_call},
-        tasks::{awaiting, brief, gone, is_response, refusal, until_is, until_told},
+        streamed::{ALL, asking, begun, call_with, capable_of, id_in, messages_until, mode_of, part, staged},
+        streams::{call, call_off, call_with_progress, cut_off, held, response, text_for},
+        tasks::{awaiting, brief, gone, is_response, refusal, until_is, until_status},
     },
     shutdown::settle,
-    tasks::{Gate, accept, life, quick, registry, reopened, with_limits},
+    tasks::{Gate, accept, quick, registry, reopened, until_crash, with_limits},
     tool_harness::{HOUR, SECOND, ToolHarness, not_found, one_may_wait, text_of, uncoalesced},
 };
 
@@ -48,9 +48,9 @@ async fn slow(legacy: &LegacySession, task: Option<Value>) -> Response {
     legacy.raw("tools/call", params).await
 }
 
-/// Asks for what follows a place, where nothing does.
-async fn is_over(legacy: &LegacySession, place: &str) {
-    let over = legacy.http("GET", &[("Last-Event-ID", place)]).await;
+/// Asks for what follows an event id, where nothing does.
+async fn is_over(legacy: &LegacySession, event_id: &str) {
+    let over = legacy.http("GET", &[("Last-Event-ID", event_id)]).await;
     assert_eq!((over.status, over.body.len()), (204, 0), "{over:?}");
 }
 
@@ -241,16 +241,16 @@ async fn a_name_that_is_in_use_is_refused() {
 
 #[tokio::test]
 async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut message = call(&legacy, "writes", json!({}));
     message["id"] = "x".repeat(200).into();
     let ending = async {
-        let mut act = stage.run().await;
-        act.ctx.disconnect(RETRY);
+        let mut run = harness.run().await;
+        run.ctx.disconnect(RETRY);
         settle().await;
         legacy.ok("ping", json!({})).await;
-        act.ends("done");
+        run.ends("done");
     };
     let (answer, ()) = with_timeout("the answer", async { tokio::join!(legacy.post(&message), ending) }).await;
     assert_eq!(answer.status, 200);
@@ -263,26 +263,26 @@ async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
 
 #[tokio::test]
 async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     for comes_back in [false, true] {
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-        let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
-        act.ctx.disconnect(RETRY);
+        let (mut sse, run) = call_with_progress(&mut harness, &legacy, &message).await;
+        run.ctx.disconnect(RETRY);
         assert_eq!(sse.rest().await, Vec::<Value>::new());
-        let place = sse.last_id.clone().expect("an id");
+        let event_id = sse.last_id.clone().expect("an id");
         let mut resumed = None;
         if comes_back {
-            let mut sse = legacy.resume(&place).await;
+            let mut sse = legacy.resume(&event_id).await;
             prime(&mut sse).await;
             resumed = Some(sse);
         }
         call_off(&legacy, &message).await;
-        with_timeout("the word to stop", act.ctx.cancelled()).await;
+        with_timeout("the word to stop", run.ctx.cancelled()).await;
         if let Some(mut sse) = resumed {
             assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
         }
-        is_over(&legacy, &place).await;
+        is_over(&legacy, &event_id).await;
     }
 }
 
@@ -290,35 +290,35 @@ async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
 fn a_call_can_be_called_off_when_its_server_has_crashed() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
-    let (legacy, message, place) = cut_off(&dir, &clock, &gate, tools());
-    life(async {
+    let (legacy, message, event_id) = cut_off(&dir, &clock, &gate, tools());
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let legacy = legacy.at(server.port);
-        let mut sse = legacy.resume(&place).await;
+        let mut sse = legacy.resume(&event_id).await;
         prime(&mut sse).await;
         with_timeout("the second start", gate.started.wait()).await;
         call_off(&legacy, &message).await;
         with_timeout("the stop", gate.stopped.wait()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new());
-        is_over(&legacy, &place).await;
+        is_over(&legacy, &event_id).await;
     });
 }
 
 #[tokio::test]
 async fn a_call_that_may_be_repeated_can_be_called_off_too() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     for (key, comes_back) in [("one", false), ("two", true)] {
         let message = call(&legacy, "writes", json!({"progressToken": "p", "dev.taskwire/idempotencyKey": key}));
-        let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
+        let (mut sse, run) = call_with_progress(&mut harness, &legacy, &message).await;
         if comes_back {
-            act.ctx.disconnect(RETRY);
+            run.ctx.disconnect(RETRY);
             assert_eq!(sse.rest().await, Vec::<Value>::new());
             sse = legacy.resume(&sse.last_id.clone().expect("an id")).await;
             prime(&mut sse).await;
         }
         call_off(&legacy, &message).await;
-        with_timeout("the word to stop", act.ctx.cancelled()).await;
+        with_timeout("the word to stop", run.ctx.cancelled()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
         is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
     }
@@ -326,16 +326,16 @@ async fn a_call_that_may_be_repeated_can_be_called_off_too() {
 
 #[tokio::test]
 async fn a_call_that_may_be_repeated_can_be_called_off_when_its_caller_was_sent_away() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p", "dev.taskwire/idempotencyKey": "k"}));
-    let (mut sse, act) = told_call(&mut stage, &legacy, &message).await;
-    act.ctx.disconnect(RETRY);
+    let (mut sse, run) = call_with_progress(&mut harness, &legacy, &message).await;
+    run.ctx.disconnect(RETRY);
     assert_eq!(sse.rest().await, Vec::<Value>::new());
     call_off(&legacy, &message).await;
     // At the latest when somebody comes back for it.
     is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
-    with_timeout("the word to stop", act.ctx.cancelled()).await;
+    with_timeout("the word to stop", run.ctx.cancelled()).await;
 }
 
 #[tokio::test]
@@ -365,43 +365,43 @@ async fn the_end_of_a_session_stops_its_calls_where_nothing_lingers() {
 
 #[tokio::test]
 async fn nothing_follows_the_answer_of_a_stream() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&harness.server, capable_of(&ALL)).await;
 
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-    let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
+    let (mut sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
     let before = sse.last_id.clone().expect("an id");
-    act.ends("done");
+    run.ends("done");
     assert_eq!(text_for(&message, &response(&mut sse).await), "done");
     is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
     assert_eq!(text_for(&message, &response(&mut legacy.resume(&before).await).await), "done", "who has it not yet gets it");
 
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let mut wait = awaiting(&legacy, &id).await;
-    act.ends("done");
+    run.ends("done");
     assert_eq!(brief(&response(&mut wait).await), "= done");
     is_over(&legacy, &wait.last_id.clone().expect("an id")).await;
 
-    let (mut streamed, mut act) = begun(&mut stage, &legacy).await;
-    act.ends("two");
+    let (mut streamed, mut run) = begun(&mut harness, &legacy).await;
+    run.ends("two");
     assert_eq!(part(&streamed.last().await), json!([["2 two"], true, false]));
     is_over(&legacy, &streamed.cut().last).await;
 }
 
 #[tokio::test]
 async fn nothing_follows_an_error_or_what_was_called_off() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    let act = stage.run().await;
+    let run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut off = legacy.stream_message(&message).await;
-    let place = prime(&mut off).await;
+    let event_id = prime(&mut off).await;
     call_off(&legacy, &message).await;
     assert!(!off.rest().await.iter().any(is_response));
-    is_over(&legacy, &place).await;
-    assert!(!act.ctx.is_cancelled(), "the task goes on");
+    is_over(&legacy, &event_id).await;
+    assert!(!run.ctx.is_cancelled(), "the task goes on");
 
     let mut wait = awaiting(&legacy, &id).await;
     prime(&mut wait).await;
@@ -412,26 +412,26 @@ async fn nothing_follows_an_error_or_what_was_called_off() {
 
 #[tokio::test]
 async fn that_a_task_is_gone_is_said_once() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut wait = legacy.stream_message(&message).await;
     let waited = (prime(&mut wait).await, message["id"].clone());
     drop(wait);
-    let (streamed, mut other) = begun(&mut stage, &legacy).await;
+    let (streamed, mut other) = begun(&mut harness, &legacy).await;
     let (task, request, cut) = (streamed.task().to_owned(), json!(streamed.id), streamed.cut());
-    act.ends("done");
+    run.ends("done");
     other.ends("done");
     for id in [&id, &task] {
         until_is(&legacy, id, "completed").await;
     }
-    stage.clock.advance(HOUR);
+    harness.clock.advance(HOUR);
     for id in [&id, &task] {
         gone(&legacy, id).await;
     }
-    for (place, request) in [waited, (cut.last, request)] {
-        let mut sse = legacy.resume(&place).await;
+    for (event_id, request) in [waited, (cut.last, request)] {
+        let mut sse = legacy.resume(&event_id).await;
         let messages = sse.rest().await;
         assert_eq!(messages.len(), 1, "{messages:?}");
         assert_eq!((&messages[0]["id"], &messages[0]["error"]["code"]), (&request, &json!(-32602)));
@@ -454,54 +454,54 @@ async fn a_session_may_replace_its_own_standing_stream_where_there_is_room_for_o
 
 #[tokio::test]
 async fn who_waits_without_a_stream_is_told_of_a_shutdown() {
-    let mut stage = ToolHarness::with(one_may_wait()).await;
-    let legacy = LegacySession::open(&stage.server).await.accepting("application/json");
+    let mut harness = ToolHarness::with(one_may_wait()).await;
+    let legacy = LegacySession::open(&harness.server).await.accepting("application/json");
     let id = legacy.start("writes", json!({})).await;
-    let act = stage.run().await;
+    let run = harness.run().await;
     let waits = waiting(&legacy, &id).await;
-    stage.server.stop();
+    harness.server.stop();
     let response = with_timeout("the answer", waits).await.expect("no panic");
     assert_eq!(response.status, 503, "{response:?}");
     assert!(response.json().get("error").is_some() && response.header("retry-after").is_some(), "{response:?}");
-    assert!(!act.ctx.is_cancelled());
+    assert!(!run.ctx.is_cancelled());
 }
 
-// What is told where.
+// What comes on which stream.
 
 #[tokio::test]
 async fn output_that_no_answer_had_is_told_from_the_beginning() {
     let config = with_legacy(LegacyConfig { initial: FirstAnswer::Task, ..LegacyConfig::default() });
-    let mut stage = ToolHarness::of(config, Tool::streams).await;
-    let legacy = LegacySession::declaring(&stage.server, both()).await;
+    let mut harness = ToolHarness::of(config, Tool::streams).await;
+    let legacy = LegacySession::declaring(&harness.server, both()).await;
     let mut stand = legacy.open_standing().await;
     let plain = legacy.accepting("application/json");
     let running = async {
-        let act = stage.run().await;
-        act.writes("one").await;
-        act
+        let run = harness.run().await;
+        run.writes("one").await;
+        run
     };
-    let (created, mut act) = tokio::join!(plain.task("writes", json!({}), asking(&["streaming"])), running);
+    let (created, mut run) = tokio::join!(plain.task("writes", json!({}), asking(&["streaming"])), running);
     assert_eq!(mode_of(&created), "task");
-    act.writes("two").await;
-    act.writes("three").await;
-    act.ends(());
-    let told = told_until(&mut stand, &id_in(&created), "completed").await;
-    let told = told.iter().filter(|message| message["method"] == "notifications/tasks/partial");
-    assert_eq!(told.map(brief).collect::<Vec<_>>(), ["0 one", "1 two", "2 three"]);
+    run.writes("two").await;
+    run.writes("three").await;
+    run.ends(());
+    let messages = messages_until(&mut stand, &id_in(&created), "completed").await;
+    let messages = messages.iter().filter(|message| message["method"] == "notifications/tasks/partial");
+    assert_eq!(messages.map(brief).collect::<Vec<_>>(), ["0 one", "1 two", "2 three"]);
 }
 
 #[tokio::test]
 async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let legacy = LegacySession::declaring(&stage.server, both()).await;
-    let (opening, mut act) = call_with(&mut stage, &legacy, asking(&["streaming"])).await;
-    act.writes("one").await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&harness.server, both()).await;
+    let (opening, mut run) = call_with(&mut harness, &legacy, asking(&["streaming"])).await;
+    run.writes("one").await;
     let mut call = opening.opened().await;
     assert_eq!(call.part().await, json!([["1 one"], false, false]));
     let mut wait = awaiting(&legacy, call.task()).await;
     prime(&mut wait).await;
-    act.writes("two").await;
-    act.ends("three");
+    run.writes("two").await;
+    run.ends("three");
     let messages = wait.rest().await;
     assert!(messages.iter().all(|message| message["method"] != "notifications/tasks/partial"), "{messages:?}");
     assert_eq!(brief(messages.last().expect("a response")), "= one+two+three");
@@ -511,43 +511,43 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
 
 #[tokio::test]
 async fn nothing_is_told_of_a_task_before_its_name() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::declaring(&harness.server, capable_of(&ALL)).await;
     let mut stand = legacy.open_standing().await;
-    let told = tokio::spawn(async move { stand.next().await });
+    let next_message = tokio::spawn(async move { stand.next().await });
     // Without events the first answer waits for output, and with it the name of the task.
     let caller = legacy.accepting("application/json");
     let params = json!({"name": "writes", "arguments": {}, "task": {"responseModes": ["streaming"]}});
     let call = tokio::spawn(async move { caller.ok("tools/call", params).await });
-    let act = stage.run().await;
-    act.ctx.status("early").await.expect("it goes on");
+    let run = harness.run().await;
+    run.ctx.status("early").await.expect("it goes on");
     // Long enough for it to come, if it did.
     for _ in 0..50 {
         legacy.ok("ping", json!({})).await;
     }
-    assert!(!told.is_finished() && !call.is_finished(), "a task that nobody has heard of");
-    act.writes("one").await;
+    assert!(!next_message.is_finished() && !call.is_finished(), "a task that nobody has heard of");
+    run.writes("one").await;
     let result = with_timeout("the answer", call).await.expect("no panic");
-    let status = with_timeout("the status", told).await.expect("no panic").expect("the stream goes on");
+    let status = with_timeout("the status", next_message).await.expect("no panic").expect("the stream goes on");
     assert_eq!((&status["params"]["taskId"], &status["params"]["statusMessage"]), (&result["task"]["taskId"], &json!("early")));
 }
 
 #[tokio::test]
 async fn a_tool_that_stops_by_itself_is_answered_for() {
     for late in [false, true] {
-        let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-        let legacy = LegacySession::open(&stage.server).await;
+        let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+        let legacy = LegacySession::open(&harness.server).await;
         let asked = tokio::spawn(async move { legacy.ok("tools/call", json!({"name": "writes", "arguments": {}})).await });
-        let mut act = stage.run().await;
+        let mut run = harness.run().await;
         if late {
             // What is kept makes a task of the call.
-            act.ctx.checkpoint(&1).await.expect("it may");
+            run.ctx.checkpoint(&1).await.expect("it may");
         }
-        act.ends_with(Err(ToolError::stopped()));
+        run.ends_with(Err(ToolError::stopped()));
         let result = with_timeout("the answer", asked).await.expect("no panic");
-        let told = result["content"][0]["text"].as_str().unwrap_or_default();
+        let text = result["content"][0]["text"].as_str().unwrap_or_default();
         assert!(
-            result["isError"] == true && told.starts_with("`writes`") && told.contains("was cancelled and gives no result"),
+            result["isError"] == true && text.starts_with("`writes`") && text.contains("was cancelled and gives no result"),
             "{result}"
         );
     }
@@ -555,10 +555,10 @@ async fn a_tool_that_stops_by_itself_is_answered_for() {
 
 #[tokio::test]
 async fn a_wish_for_a_task_means_nothing_but_on_calls() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    stage.run().await.ends("done");
+    harness.run().await.ends("done");
     // As public clients do it, and worse.
     for wish in [json!({"ttl": 60_000}), json!({"ttl": -1}), json!("nonsense")] {
         let params = json!({"taskId": id, "task": wish, "_meta": {"progressToken": 7}});
@@ -571,18 +571,18 @@ async fn a_wish_for_a_task_means_nothing_but_on_calls() {
 
 #[tokio::test]
 async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let mut wait = awaiting(&legacy, &id).await;
     prime(&mut wait).await;
-    // A line is told to who listens, and kept for nobody: it is said until it has come.
+    // A line goes to streams that are open, and is not stored: the tool writes it until it has come.
     let talking = async {
         for _ in 0..1_000 {
-            act.ctx.log("debug", "too quiet");
-            act.ctx.log("warning", json!({"hm": 1}));
+            run.ctx.log("debug", "too quiet");
+            run.ctx.log("warning", json!({"hm": 1}));
             settle().await;
         }
     };
@@ -593,10 +593,10 @@ async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
     assert_eq!((&line["params"]["level"], &line["params"]["data"]), (&json!("warning"), &json!({"hm": 1})));
     assert_eq!(line["params"]["_meta"][RELATED], json!({"taskId": id}));
     settle().await;
-    act.ends("done");
+    run.ends("done");
     assert_eq!(brief(&response(&mut wait).await), "= done");
     legacy.start("writes", json!({})).await;
-    let next = stage.run().await;
+    let next = harness.run().await;
     next.ctx.status("the next task").await.expect("it goes on");
     loop {
         let message = stand.next().await.expect("the stream goes on");
@@ -609,21 +609,21 @@ async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
 
 #[tokio::test]
 async fn the_end_of_a_task_is_told_once_however_many_wait_for_it() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always)).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always)).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let mut waits = Vec::new();
     for _ in 0..2 {
         let mut wait = awaiting(&legacy, &id).await;
         prime(&mut wait).await;
         waits.push(wait);
     }
-    // The latest is told of it.
-    act.ctx.status("half way").await.expect("it goes on");
-    until_told(&mut waits[1], |told| told["statusMessage"] == "half way").await;
-    act.ends("done");
+    // The latest stream gets it.
+    run.ctx.status("half way").await.expect("it goes on");
+    until_status(&mut waits[1], |status| status["statusMessage"] == "half way").await;
+    run.ends("done");
     let mut ends = 0;
     for wait in &mut waits {
         let messages = wait.rest().await;
@@ -632,12 +632,12 @@ async fn the_end_of_a_task_is_told_once_however_many_wait_for_it() {
     }
     assert_eq!(ends, 1);
     legacy.start("writes", json!({})).await;
-    let next = stage.run().await;
+    let next = harness.run().await;
     next.ctx.status("the next task").await.expect("it goes on");
     loop {
-        let told = stand.until("notifications/tasks/status").await["params"].clone();
-        assert_ne!(told["status"], "completed", "{told}");
-        if told["statusMessage"] == "the next task" {
+        let status = stand.until("notifications/tasks/status").await["params"].clone();
+        assert_ne!(status["status"], "completed", "{status}");
+        if status["statusMessage"] == "the next task" {
             break;
         }
     }

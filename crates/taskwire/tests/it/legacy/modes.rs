@@ -14,8 +14,8 @@ use super::{
     kit::{LATEST, LegacySession, RELATED, messages_of},
     session::with_legacy,
     streamed::{
-        ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, id_in, merged, mode_of,
-        part, polled, pull, ready, staged, take, told_until, writes_both,
+        ALL, FALLBACK, FIVE, Streamed, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, id_in, merged,
+        messages_until, mode_of, part, polled, pull, ready, staged, take, writes_both,
     },
     tasks::brief,
 };
@@ -125,11 +125,11 @@ async fn an_immediate_result_leaves_a_task_behind_where_that_is_configured() {
 
 #[tokio::test]
 async fn an_immediate_result_is_what_the_tool_returns_not_what_it_wrote() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let ending = async {
-        let mut act = stage.run().await;
-        act.writes("on the way").await;
-        act.ends("done");
+        let mut run = harness.run().await;
+        run.writes("on the way").await;
+        run.ends("done");
     };
     let (result, ()) = tokio::join!(legacy.task("writes", json!({}), asking(&["immediate", "task"])), ending);
     assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()));
@@ -138,11 +138,11 @@ async fn an_immediate_result_is_what_the_tool_returns_not_what_it_wrote() {
 #[tokio::test]
 async fn a_call_that_writes_and_ends_at_once_is_answered_at_once() {
     for modes in [&["immediate", "task", "streaming"][..], &["immediate", "streaming"][..]] {
-        let (mut stage, legacy) = staged(Config::default()).await;
+        let (mut harness, legacy) = staged(Config::default()).await;
         let ending = async {
-            let mut act = stage.run().await;
-            act.writes("one").await;
-            act.ends("two");
+            let mut run = harness.run().await;
+            run.writes("one").await;
+            run.ends("two");
         };
         let (result, ()) = tokio::join!(legacy.task("writes", json!({}), asking(modes)), ending);
         // The same as would have come bit by bit.
@@ -153,27 +153,27 @@ async fn a_call_that_writes_and_ends_at_once_is_answered_at_once() {
 
 #[tokio::test]
 async fn a_call_that_writes_and_does_not_end_at_once_is_streamed() {
-    let (mut stage, legacy) = staged(Config { promote_after: HOUR, ..Config::default() }).await;
-    let (opening, mut act) = call_with(&mut stage, &legacy, asking(&ALL)).await;
-    act.writes("one").await;
+    let (mut harness, legacy) = staged(Config { promote_after: HOUR, ..Config::default() }).await;
+    let (opening, mut run) = call_with(&mut harness, &legacy, asking(&ALL)).await;
+    run.writes("one").await;
     settle().await;
     // It has a tenth of the time of a call that has nothing to show.
-    stage.clock.advance(HOUR / 10 - MS);
+    harness.clock.advance(HOUR / 10 - MS);
     settle().await;
     assert_eq!(legacy.ok("tasks/list", json!({})).await["tasks"], json!([]), "there is no task yet");
-    stage.clock.advance(MS);
+    harness.clock.advance(MS);
     let mut call = opening.opened().await;
     assert_eq!(call.part().await, json!([["1 one"], false, false]));
-    act.ends("two");
+    run.ends("two");
     assert_eq!(part(&call.last().await), json!([["2 two"], true, false]));
 }
 
 #[tokio::test]
 async fn a_call_that_writes_and_fails_at_once_keeps_what_it_wrote() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call_with(&mut stage, &legacy, asking(&ALL)).await;
-    act.writes("one").await;
-    act.ends_with(Err(ToolError::protocol(-31_999, "broken")));
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call_with(&mut harness, &legacy, asking(&ALL)).await;
+    run.writes("one").await;
+    run.ends_with(Err(ToolError::protocol(-31_999, "broken")));
     let mut call = opening.opened().await;
     let last = call.last().await;
     assert_eq!((&last["isComplete"], &last["isError"], &last["task"]["status"]), (&json!(true), &json!(true), &json!("failed")));
@@ -189,9 +189,9 @@ fn beginning_with(initial: FirstAnswer) -> Config {
 #[tokio::test]
 async fn the_first_answer_has_the_form_that_is_configured() {
     for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
-        let (mut stage, legacy) = staged(beginning_with(initial)).await;
-        let (opening, mut act) = call(&mut stage, &legacy).await;
-        act.writes("one").await;
+        let (mut harness, legacy) = staged(beginning_with(initial)).await;
+        let (opening, mut run) = call(&mut harness, &legacy).await;
+        run.writes("one").await;
         let mut call = opening.opened().await;
         let mut first = call.next().await.expect("a first answer");
         assert_eq!(first.get("task").is_some(), initial != FirstAnswer::Partial, "{first}");
@@ -200,10 +200,10 @@ async fn the_first_answer_has_the_form_that_is_configured() {
             first = call.next().await.expect("a second answer");
         }
         assert_eq!(part(&first), json!([["1 one"], false, false]), "{initial:?}");
-        act.writes("two").await;
+        run.writes("two").await;
         let second = call.next().await.expect("another answer");
         assert_eq!((part(&second), second.get("task")), (json!([["2 two"], false, false]), None), "{initial:?}");
-        act.ends(());
+        run.ends(());
         assert_eq!(part(&call.last().await), json!([[], true, false]), "{initial:?}");
         assert_eq!(call.merged(), "one+two");
     }
@@ -212,15 +212,15 @@ async fn the_first_answer_has_the_form_that_is_configured() {
 #[tokio::test]
 async fn where_there_is_no_output_in_time_the_first_answer_names_the_task() {
     for (initial, segments) in [(FirstAnswer::Both, Value::Null), (FirstAnswer::Task, Value::Null), (FirstAnswer::Partial, json!([]))] {
-        let (mut stage, legacy) = staged(beginning_with(initial)).await;
-        let (opening, mut act) = call(&mut stage, &legacy).await;
-        let mut call = as_time_passes(&stage.clock, opening.opened()).await;
-        let first = as_time_passes(&stage.clock, call.next()).await.expect("a first answer");
+        let (mut harness, legacy) = staged(beginning_with(initial)).await;
+        let (opening, mut run) = call(&mut harness, &legacy).await;
+        let mut call = as_time_passes(&harness.clock, opening.opened()).await;
+        let first = as_time_passes(&harness.clock, call.next()).await.expect("a first answer");
         assert_eq!((first.get("task").is_some(), &first["partial-content"]), (initial != FirstAnswer::Partial, &segments));
         assert_ne!(first["isComplete"], true, "{first}");
-        act.writes("one").await;
+        run.writes("one").await;
         assert_eq!(call.part().await, json!([["1 one"], false, false]), "{initial:?}");
-        act.ends("two");
+        run.ends("two");
         assert_eq!(part(&call.last().await), json!([["2 two"], true, false]), "{initial:?}");
     }
 }
@@ -228,8 +228,8 @@ async fn where_there_is_no_output_in_time_the_first_answer_names_the_task() {
 #[tokio::test]
 async fn the_first_answer_with_output_is_the_last_where_all_is_there() {
     for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
-        let (mut stage, legacy) = staged(beginning_with(initial)).await;
-        let ending = async { stage.run().await.ends("done") };
+        let (mut harness, legacy) = staged(beginning_with(initial)).await;
+        let ending = async { harness.run().await.ends("done") };
         let (response, ()) = tokio::join!(legacy.raw("tools/call", calling(&["streaming"])), ending);
         let results: Vec<Value> = messages_of(&response).iter().map(|message| message["result"].clone()).collect();
         assert_eq!(results.len(), if initial == FirstAnswer::Task { 2 } else { 1 }, "{results:?}");
@@ -245,10 +245,10 @@ async fn the_first_answer_with_output_is_the_last_where_all_is_there() {
 
 #[tokio::test]
 async fn structured_content_comes_with_the_last_answer_and_with_the_whole() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     assert_eq!(call.segments.structured(), None);
-    act.ends(Json(json!({"n": 4})));
+    run.ends(Json(json!({"n": 4})));
     let last = call.last().await;
     assert_eq!((part(&last), &last["structuredContent"]), (json!([["2 {\"n\":4}"], true, false]), &json!({"n": 4})));
     assert_eq!(call.segments.structured(), Some(json!({"n": 4})));
@@ -261,26 +261,26 @@ async fn what_a_tool_returns_is_its_last_segment_unless_it_has_written_just_that
     let texts = |texts: &[&str]| CallResult::of(texts.iter().map(Content::text));
     let cases = [(texts(&["one"]), json!([])), (texts(&["one", "two"]), json!(["2 one", "3 two"])), (texts(&[]), json!([]))];
     for (returned, last) in cases {
-        let (mut stage, legacy) = staged(Config::default()).await;
-        let (mut call, mut act) = begun(&mut stage, &legacy).await;
-        act.ends(returned);
+        let (mut harness, legacy) = staged(Config::default()).await;
+        let (mut call, mut run) = begun(&mut harness, &legacy).await;
+        run.ends(returned);
         assert_eq!(part(&call.last().await), json!([last, true, false]));
         assert_eq!(text_of(&legacy.result(call.task()).await["content"]), call.merged());
     }
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act, _) = five(&mut stage, &legacy).await;
-    act.ends(FIVE.concat());
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run, _) = five(&mut harness, &legacy).await;
+    run.ends(FIVE.concat());
     call.last().await;
     assert_eq!(call.merged(), FIVE.join("+"), "nothing is said twice");
 }
 
 #[tokio::test]
 async fn the_whole_of_a_streamed_call_is_waited_for_and_has_no_numbers() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     let mut waiting = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
-    act.writes("two").await;
-    act.ends("three");
+    run.writes("two").await;
+    run.ends("three");
     let response = waiting.rest().await.pop().expect("a response");
     let whole = &response["result"];
     assert_eq!((text_of(&whole["content"]), whole["isError"] == true), ("one+two+three".to_owned(), false));
@@ -292,9 +292,9 @@ async fn the_whole_of_a_streamed_call_is_waited_for_and_has_no_numbers() {
 
 #[tokio::test]
 async fn a_result_that_says_it_failed_is_a_segment_or_the_content() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.ends_with(Ok(CallResult::error("bad")));
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.ends_with(Ok(CallResult::error("bad")));
     assert_eq!(part(&call.last().await), json!([["2 bad"], true, true]));
     let task = legacy.get(call.task()).await;
     assert_eq!((&task["status"], &task["statusMessage"]), (&json!("failed"), &json!("bad")));
@@ -302,8 +302,8 @@ async fn a_result_that_says_it_failed_is_a_segment_or_the_content() {
     assert_eq!((text_of(&whole["content"]), &whole["isError"]), ("one+bad".to_owned(), &json!(true)));
     assert_eq!(part(&pull(&legacy, call.task(), 1).await), json!([["2 bad"], true, true]));
 
-    let (opening, mut act) = super::streamed::call(&mut stage, &legacy).await;
-    act.ends_with(Ok(CallResult::error("bad")));
+    let (opening, mut run) = super::streamed::call(&mut harness, &legacy).await;
+    run.ends_with(Ok(CallResult::error("bad")));
     let mut call = opening.opened().await;
     let last = call.last().await;
     assert_eq!((part(&last), text_of(&last["content"])), (json!([null, true, true]), "bad".to_owned()));
@@ -316,10 +316,10 @@ async fn a_result_that_says_it_failed_is_a_segment_or_the_content() {
 
 #[tokio::test]
 async fn a_call_that_fails_ends_with_its_task_or_with_the_message() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let broken = || Err(ToolError::protocol(-32603, "broken"));
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.ends_with(broken());
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.ends_with(broken());
     let last = call.last().await;
     assert_eq!(part(&last), json!([["2 broken"], true, true]), "what was not sent yet, and that is why it failed");
     assert_eq!((&last["task"]["status"], &last["task"]["statusMessage"]), (&json!("failed"), &json!("broken")));
@@ -328,8 +328,8 @@ async fn a_call_that_fails_ends_with_its_task_or_with_the_message() {
     let error = legacy.error("tasks/result", json!({"taskId": call.task()})).await;
     assert_eq!((&error["code"], &error["message"]), (&json!(-32603), &json!("broken")), "the error itself");
 
-    let (opening, mut act) = super::streamed::call(&mut stage, &legacy).await;
-    act.ends_with(broken());
+    let (opening, mut run) = super::streamed::call(&mut harness, &legacy).await;
+    run.ends_with(broken());
     let mut call = opening.opened().await;
     let last = call.last().await;
     assert_eq!(part(&last), json!([null, true, true]));
@@ -340,12 +340,12 @@ async fn a_call_that_fails_ends_with_its_task_or_with_the_message() {
 
 #[tokio::test]
 async fn a_call_that_is_cancelled_keeps_what_it_wrote() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, act) = begun(&mut stage, &legacy).await;
-    act.writes("two").await;
-    act.writes("three").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, run) = begun(&mut harness, &legacy).await;
+    run.writes("two").await;
+    run.writes("three").await;
     legacy.cancel(call.task()).await;
-    assert!(act.tries("late").await.is_err());
+    assert!(run.tries("late").await.is_err());
     let last = call.last().await;
     assert_eq!((&last["isComplete"], &last["isError"], &last["task"]["status"]), (&json!(true), &json!(true), &json!("cancelled")));
     assert_eq!(call.merged(), "one+two+three");
@@ -355,19 +355,19 @@ async fn a_call_that_is_cancelled_keeps_what_it_wrote() {
 
 #[tokio::test]
 async fn a_call_that_asks_in_mid_stream_goes_on() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    let ctx = act.ctx.clone();
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    let ctx = run.ctx.clone();
     let answered = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await.map(drop) });
     let mut waiting = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
     let question = waiting.until("elicitation/create").await;
     assert_eq!(question["params"]["_meta"][RELATED]["taskId"], call.task());
     assert_eq!(legacy.get(call.task()).await["status"], "input_required");
-    act.writes("two").await;
+    run.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]), "also while it waits");
     legacy.answer(&question, accept("Ada")).await;
     with_timeout("the answer", answered).await.expect("no panic").expect("an answer");
-    act.ends("three");
+    run.ends("three");
     assert_eq!(part(&call.last().await), json!([["3 three"], true, false]));
 }
 
@@ -375,10 +375,10 @@ async fn a_call_that_asks_in_mid_stream_goes_on() {
 
 #[tokio::test]
 async fn last_seq_nr_is_a_number_from_1_on_and_gives_what_follows_it() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.writes("two").await;
-    act.writes("three").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.writes("two").await;
+    run.writes("three").await;
     call.until(3).await;
     for has_ended in [false, true] {
         for bad in [json!(0), json!(-1), json!(1.5), json!("2"), Value::Null, json!(true), json!([1]), json!({})] {
@@ -386,7 +386,7 @@ async fn last_seq_nr_is_a_number_from_1_on_and_gives_what_follows_it() {
             assert_eq!(error["code"], -32602, "{bad}");
             assert!(error["message"].as_str().is_some_and(|message| message.contains("lastSeqNr")), "{error}");
         }
-        // Beyond the last one there is nothing; whether there will be is told truthfully.
+        // Beyond the last one there is nothing; the response says whether more may come.
         let rows = [(1, json!(["2 two", "3 three"])), (2, json!(["3 three"])), (3, json!([])), (4, json!([])), (1 << 60, json!([]))];
         for (last, rest) in rows {
             let answer = pull(&legacy, call.task(), last).await;
@@ -394,7 +394,7 @@ async fn last_seq_nr_is_a_number_from_1_on_and_gives_what_follows_it() {
             assert_eq!(answer["_meta"][RELATED]["taskId"], call.task());
         }
         if !has_ended {
-            act.ends(());
+            run.ends(());
             call.last().await;
         }
     }
@@ -402,10 +402,10 @@ async fn last_seq_nr_is_a_number_from_1_on_and_gives_what_follows_it() {
 
 #[tokio::test]
 async fn a_number_may_lie_between_segments_that_were_written_together() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, act) = call(&mut stage, &legacy).await;
-    writes_both(&act, "one", "two").await;
-    writes_both(&act, "three", "four").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, run) = call(&mut harness, &legacy).await;
+    writes_both(&run, "one", "two").await;
+    writes_both(&run, "three", "four").await;
     let mut call = opening.opened().await;
     call.until(4).await;
     assert_eq!(part(&pull(&legacy, call.task(), 1).await), json!([["2 two", "3 three", "4 four"], false, false]));
@@ -414,13 +414,13 @@ async fn a_number_may_lie_between_segments_that_were_written_together() {
 
 #[tokio::test]
 async fn the_output_of_any_task_can_be_asked_for_by_number() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.writes("one").await;
-    act.writes("two").await;
+    let mut run = harness.run().await;
+    run.writes("one").await;
+    run.writes("two").await;
     assert_eq!(part(&pull(&legacy, &id, 1).await), json!([["2 two"], false, false]));
-    act.ends("done");
+    run.ends("done");
     assert_eq!(text_of(&legacy.result(&id).await["content"]), "done", "its result is its own: it was not called to stream");
     assert_eq!(part(&pull(&legacy, &id, 1).await), json!([["2 two"], true, false]));
     assert_eq!(part(&pull(&legacy, &id, 2).await), json!([[], true, false]));
@@ -429,10 +429,10 @@ async fn the_output_of_any_task_can_be_asked_for_by_number() {
 #[tokio::test]
 async fn of_a_task_that_has_ended_one_answer_has_all_that_is_left() {
     const COUNT: u64 = 100;
-    let (mut stage, legacy) = staged(Config { read_bytes: 1_000_000, ..Config::default() }).await;
-    let (opening, mut act) = call(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config { read_bytes: 1_000_000, ..Config::default() }).await;
+    let (opening, mut run) = call(&mut harness, &legacy).await;
     for _ in 0..COUNT {
-        act.writes(&"x".repeat(30_000)).await;
+        run.writes(&"x".repeat(30_000)).await;
     }
     let mut call = opening.opened().await;
     call.until(COUNT).await;
@@ -450,7 +450,7 @@ async fn of_a_task_that_has_ended_one_answer_has_all_that_is_left() {
         pages += 1;
     }
     assert!(pages > 1, "{pages} pages");
-    act.ends(());
+    run.ends(());
     call.last().await;
     for last in [1, 50, COUNT - 1, COUNT] {
         let answer = pull(&legacy, call.task(), last).await;
@@ -460,23 +460,23 @@ async fn of_a_task_that_has_ended_one_answer_has_all_that_is_left() {
 
 #[tokio::test]
 async fn a_client_without_event_streams_gets_the_first_answer_and_asks_for_the_rest() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let legacy = legacy.accepting("application/json");
     let posted = tokio::spawn({
         let legacy = legacy.clone();
         async move { legacy.raw("tools/call", calling(&["streaming"])).await }
     });
-    let mut act = stage.run().await;
-    act.writes("one").await;
+    let mut run = harness.run().await;
+    run.writes("one").await;
     let response = with_timeout("the first answer", posted).await.expect("no panic");
     assert_eq!(response.header("content-type"), Some("application/json"));
     let first = response.json()["result"].clone();
     assert_eq!(part(&first), json!([["1 one"], false, false]));
     let (id, mut segments) = (id_in(&first), Segments::new());
     take(&mut segments, &first);
-    act.writes("two").await;
+    run.writes("two").await;
     assert_eq!(take(&mut segments, &pull(&legacy, &id, 1).await), [2]);
-    act.ends("three");
+    run.ends("three");
     polled(&legacy, &id, "completed").await;
     assert_eq!(take(&mut segments, &pull(&legacy, &id, 2).await), [3]);
     assert_eq!(merged(&segments), "one+two+three");
@@ -484,22 +484,22 @@ async fn a_client_without_event_streams_gets_the_first_answer_and_asks_for_the_r
 
 #[tokio::test]
 async fn a_client_without_event_streams_that_has_no_number_yet_waits_for_the_whole() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let legacy = legacy.accepting("application/json");
-    let created = as_time_passes(&stage.clock, legacy.task("writes", json!({}), asking(&["streaming"]))).await;
+    let created = as_time_passes(&harness.clock, legacy.task("writes", json!({}), asking(&["streaming"]))).await;
     assert_eq!((mode_of(&created), created["_meta"].get(FALLBACK)), ("task", None));
-    let mut act = stage.run().await;
-    act.writes("one").await;
-    act.ends("two");
+    let mut run = harness.run().await;
+    run.writes("one").await;
+    run.ends("two");
     assert_eq!(text_of(&legacy.result(&id_in(&created)).await["content"]), "one+two");
 }
 
 // Who may see what.
 
-/// The life of a task that streams, by a client that declared no modes: everything that it was sent.
-async fn life(task: Value, mut whole: Value) -> String {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let legacy = LegacySession::open(&stage.server).await;
+/// A task that streams, by a client that declared no modes: everything that the server sent it.
+async fn sent_messages(task: Value, mut whole: Value) -> String {
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut seen = vec![legacy.init().to_string()];
     let mut ask = async |method: &str, params: Value| {
         let response = legacy.raw(method, params).await;
@@ -509,10 +509,10 @@ async fn life(task: Value, mut whole: Value) -> String {
     };
     ask("tools/list", json!({})).await;
     let id = id_in(&ask("tools/call", json!({"name": "writes", "arguments": {}, "task": task})).await);
-    let mut act = stage.run().await;
-    act.writes("one").await;
+    let mut run = harness.run().await;
+    run.writes("one").await;
     ask("tasks/get", json!({"taskId": id})).await;
-    act.ends("done");
+    run.ends("done");
     legacy.result(&id).await;
     ask("tasks/get", json!({"taskId": id})).await;
     whole["taskId"] = json!(id);
@@ -522,7 +522,7 @@ async fn life(task: Value, mut whole: Value) -> String {
 
 #[tokio::test]
 async fn who_did_not_declare_modes_gets_the_same_bytes_whatever_it_asks_for() {
-    let (asked, plain) = (life(asking(&ALL), json!({"lastSeqNr": 1})).await, life(json!({}), json!({})).await);
+    let (asked, plain) = (sent_messages(asking(&ALL), json!({"lastSeqNr": 1})).await, sent_messages(json!({}), json!({})).await);
     assert!(plain.contains("\"the task\"") && plain.contains("\"text\":\"done\""), "{plain}");
     assert_eq!(asked, plain);
     for word in ["partial-content", "isComplete", "seqNr", "fallback-mode", "\"responses\"", "streamPartial"] {
@@ -532,11 +532,11 @@ async fn who_did_not_declare_modes_gets_the_same_bytes_whatever_it_asks_for() {
 
 #[tokio::test]
 async fn the_output_of_somebody_elses_task_is_not_there() {
-    let mut stage = ToolHarness::of(two_callers(), Tool::streams).await;
-    let ann = LegacySession::of(stage.server.port, Some("ann-token"), LATEST, capable_of(&ALL)).await;
-    let bob = LegacySession::of(stage.server.port, Some("bob-token"), LATEST, capable_of(&ALL)).await;
-    let (mut call, mut act) = begun(&mut stage, &ann).await;
-    act.writes("two").await;
+    let mut harness = ToolHarness::of(two_callers(), Tool::streams).await;
+    let ann = LegacySession::of(harness.server.port, Some("ann-token"), LATEST, capable_of(&ALL)).await;
+    let bob = LegacySession::of(harness.server.port, Some("bob-token"), LATEST, capable_of(&ALL)).await;
+    let (mut call, mut run) = begun(&mut harness, &ann).await;
+    run.writes("two").await;
     call.until(2).await;
     let (id, last) = (call.task().to_owned(), call.stream.last_id.clone().expect("an id"));
     for has_ended in [false, true] {
@@ -548,7 +548,7 @@ async fn the_output_of_somebody_elses_task_is_not_there() {
         let refused = bob.http("GET", &[("Last-Event-ID", &last)]).await;
         assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!(-32602)));
         if !has_ended {
-            act.ends(());
+            run.ends(());
             call.last().await;
         }
     }
@@ -560,23 +560,23 @@ async fn the_output_of_somebody_elses_task_is_not_there() {
 async fn a_stream_that_was_cut_anywhere_goes_on_under_the_same_id_without_loss_or_repeat() {
     const TEXTS: [&str; 3] = ["one", "two", "three"];
     for read in 0..=TEXTS.len() {
-        let (mut stage, legacy) = staged(Config::default()).await;
-        let (opening, mut act) = call(&mut stage, &legacy).await;
-        act.writes(TEXTS[0]).await;
+        let (mut harness, legacy) = staged(Config::default()).await;
+        let (opening, mut run) = call(&mut harness, &legacy).await;
+        run.writes(TEXTS[0]).await;
         let mut call = opening.opened().await;
         let prime = call.stream.event().await.expect("a first event");
         assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
         for (n, text) in TEXTS.iter().enumerate().take(read) {
             if n > 0 {
-                act.writes(text).await;
+                run.writes(text).await;
             }
             call.until(n as u64 + 1).await;
         }
         let cut = call.cut();
         for text in &TEXTS[read.max(1)..] {
-            act.writes(text).await;
+            run.writes(text).await;
         }
-        act.ends("four");
+        run.ends("four");
         // That it goes on exactly where it was, under its own id, is checked with each response.
         let mut call = cut.resumed().await;
         assert_eq!(call.last().await["isComplete"], true, "cut after {read}");
@@ -588,17 +588,17 @@ async fn a_stream_that_was_cut_anywhere_goes_on_under_the_same_id_without_loss_o
 
 #[tokio::test]
 async fn a_stream_that_is_cut_again_and_again_is_not_mixed_up_with_another() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    let (mut other, other_act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    let (mut other, other_run) = begun(&mut harness, &legacy).await;
     for (n, text) in (2..).zip(&FIVE[1..]) {
         let cut = call.cut();
-        act.writes(text).await;
-        other_act.writes("aside").await;
+        run.writes(text).await;
+        other_run.writes("aside").await;
         call = cut.resumed().await;
         assert_eq!(call.part().await, json!([[format!("{n} {text}")], false, false]));
     }
-    act.ends(());
+    run.ends(());
     call.last().await;
     assert_eq!(call.merged(), FIVE.join("+"));
     other.until(5).await;
@@ -607,13 +607,13 @@ async fn a_stream_that_is_cut_again_and_again_is_not_mixed_up_with_another() {
 
 #[tokio::test]
 async fn an_event_id_can_be_used_again_also_after_the_end() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call(&mut stage, &legacy).await;
-    act.writes("one").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call(&mut harness, &legacy).await;
+    run.writes("one").await;
     let mut call = opening.opened().await;
     let prime = call.stream.event().await.and_then(|event| event.id).expect("an id");
     call.until(1).await;
-    act.ends("two");
+    run.ends("two");
     call.last().await;
     for _ in 0..2 {
         let stream = legacy.resume(&prime).await;
@@ -627,27 +627,27 @@ async fn an_event_id_can_be_used_again_also_after_the_end() {
 
 #[tokio::test]
 async fn no_segment_is_told_twice_where_partials_were_negotiated_too() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
-    let legacy = LegacySession::declaring(&stage.server, capabilities).await;
+    let legacy = LegacySession::declaring(&harness.server, capabilities).await;
     let mut stand = legacy.open_standing().await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.writes("two").await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]));
-    act.ends("three");
+    run.ends("three");
     call.last().await;
     assert_eq!(call.merged(), "one+two+three");
-    let told = told_until(&mut stand, call.task(), "completed").await;
-    assert!(told.iter().all(|message| message["method"] == "notifications/tasks/status"), "{told:?}");
-    // A call that is answered with a task is told by partials, and by nothing else.
+    let messages = messages_until(&mut stand, call.task(), "completed").await;
+    assert!(messages.iter().all(|message| message["method"] == "notifications/tasks/status"), "{messages:?}");
+    // The output of a call that is answered with a task comes as partials, and as nothing else.
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.writes("four").await;
-    act.ends("five");
-    let told = told_until(&mut stand, &id, "completed").await;
-    let partials: Vec<&Value> = told.iter().filter(|message| message["method"] == "notifications/tasks/partial").collect();
-    assert_eq!(partials.len(), 1, "{told:?}");
+    let mut run = harness.run().await;
+    run.writes("four").await;
+    run.ends("five");
+    let messages = messages_until(&mut stand, &id, "completed").await;
+    let partials: Vec<&Value> = messages.iter().filter(|message| message["method"] == "notifications/tasks/partial").collect();
+    assert_eq!(partials.len(), 1, "{messages:?}");
     assert_eq!((&partials[0]["params"]["taskId"], &partials[0]["params"]["seq"]), (&json!(id), &json!(0)));
 }
 
@@ -660,23 +660,23 @@ async fn partials_of_a_call_that_can_have_one_response_only_begin_with_the_first
     };
     for initial in [FirstAnswer::Both, FirstAnswer::Task, FirstAnswer::Partial] {
         for modes in [&["streaming"][..], &["immediate", "streaming"][..]] {
-            let mut stage = ToolHarness::of(beginning_with(initial), Tool::streams).await;
-            let legacy = LegacySession::declaring(&stage.server, both()).await;
+            let mut harness = ToolHarness::of(beginning_with(initial), Tool::streams).await;
+            let legacy = LegacySession::declaring(&harness.server, both()).await;
             let mut stand = legacy.open_standing().await;
             let calling = tokio::spawn({
                 let (plain, task) = (legacy.accepting("application/json"), asking(modes));
                 async move { plain.task("writes", json!({}), task).await }
             });
-            let mut act = stage.run().await;
-            act.writes("one").await;
-            let first = as_time_passes(&stage.clock, calling).await.expect("no panic");
+            let mut run = harness.run().await;
+            run.writes("one").await;
+            let first = as_time_passes(&harness.clock, calling).await.expect("no panic");
             let segments = first["partial-content"].as_array().map_or(0, Vec::len);
             assert_eq!((segments, first["_meta"].get(FALLBACK)), (0, None), "{initial:?} {modes:?}: {first}");
             let id = first["_meta"][RELATED]["taskId"].as_str().expect("a task").to_owned();
-            act.writes("two").await;
-            act.ends("three");
-            let told = told_until(&mut stand, &id, "completed").await;
-            let partials = told.iter().filter(|message| message["method"] == "notifications/tasks/partial");
+            run.writes("two").await;
+            run.ends("three");
+            let messages = messages_until(&mut stand, &id, "completed").await;
+            let partials = messages.iter().filter(|message| message["method"] == "notifications/tasks/partial");
             assert_eq!(partials.map(brief).collect::<Vec<_>>(), ["0 one", "1 two", "2 three"], "{initial:?} {modes:?}");
             assert_eq!(text_of(&legacy.result(&id).await["content"]), "one+two+three");
         }

@@ -1,5 +1,5 @@
-//! Clients of the two versions before 2025-11-25 take every event for a message. So they get nothing else: no event that only names
-//! a place, none that sends them away, and each call is answered on its own connection.
+//! Clients of the two versions before 2025-11-25 take every event for a message. So they get nothing else: no event with an id alone,
+//! none that makes them reconnect, and each call is answered on its own connection.
 //!
 //! Whoever reads a stream here panics at any other event ([`Sse::event`](super::kit::Sse::event)).
 
@@ -106,8 +106,8 @@ async fn a_standing_stream_tells_messages_and_nothing_else_up_to_its_end() {
             clock.advance(KEEP_ALIVE);
             assert_eq!(sse.comment().await, "keep-alive", "{version}: nobody is sent away who would not come back");
             tools.tool(quick("quick")).expect("a tool");
-            let told = sse.event().await.and_then(|event| event.message).expect("the stream goes on");
-            assert_eq!(told["method"], "notifications/tools/list_changed", "{version}");
+            let notification = sse.event().await.and_then(|event| event.message).expect("the stream goes on");
+            assert_eq!(notification["method"], "notifications/tools/list_changed", "{version}");
         }
         server.stop();
         assert!(events(&mut sse).await.is_empty(), "{version}: it ends without a word");
@@ -180,8 +180,8 @@ async fn a_call_is_answered_on_its_connection_while_the_server_shuts_down() {
             }
             let events = events(&mut sse).await;
             assert_eq!(events.len(), 1, "{version}: {events:?}");
-            let told = text_for(&message, events[0].message.as_ref().expect("a message"));
-            assert!(told.contains("task_wait"), "{version}: {told}");
+            let text = text_for(&message, events[0].message.as_ref().expect("a message"));
+            assert!(text.contains("task_wait"), "{version}: {text}");
             assert!(!gate.stopped.is_sent(), "{version}: it has its time to finish");
             gate.go.send();
         }

@@ -1,5 +1,5 @@
-//! Questions of tasks and the standing stream: each is asked on one stream that is there, on another one when that is gone, and
-//! what a stream that was cut off had yet to tell is told on the standing one.
+//! Questions of tasks and the standing stream: each is asked on one open stream, and on another one when that is gone. What a stream
+//! that was cut off had yet to deliver comes on the standing one.
 
 use std::sync::Arc;
 
@@ -17,33 +17,33 @@ use crate::{
         input::{FORM, asks, open_gate},
         kit::{LegacySession, Sse},
         partials::{next_partial, prime, streaming},
-        streamed::told_until,
+        streamed::messages_until,
         tasks::{awaiting, brief, is_response, related, story, until_is},
     },
-    tasks::{accept, life, name_form, name_in, registry, reopened, tool},
+    tasks::{accept, name_form, name_in, registry, reopened, tool, until_crash},
     tool_harness::{ToolHarness, ToolRun, large, large_chunks, text_of, uncoalesced},
 };
 
 /// A task of a session that can be asked.
 struct Scene {
-    stage: ToolHarness,
+    harness: ToolHarness,
     legacy: LegacySession,
     id: String,
-    act: ToolRun,
+    run: ToolRun,
 }
 
 impl Scene {
     async fn new() -> Self {
-        let mut stage = ToolHarness::new().await;
-        let legacy = LegacySession::open(&stage.server).await;
+        let mut harness = ToolHarness::new().await;
+        let legacy = LegacySession::open(&harness.server).await;
         let id = legacy.start("writes", json!({})).await;
-        let act = stage.run().await;
-        Self { stage, legacy, id, act }
+        let run = harness.run().await;
+        Self { harness, legacy, id, run }
     }
 
     /// Has the task ask for a name.
     fn asks(&self) -> JoinHandle<Result<Answer, ToolError>> {
-        let ctx = self.act.ctx.clone();
+        let ctx = self.run.ctx.clone();
         tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await })
     }
 
@@ -55,9 +55,9 @@ impl Scene {
         (asking, question)
     }
 
-    /// What a stream tells up to something that the task says now. Nothing of it may be a question.
+    /// Reads a stream up to a status message that the task sets now. Nothing before it may be a question.
     async fn says(&self, text: &str, events: &mut Sse) {
-        self.act.ctx.status(text).await.expect("it goes on");
+        self.run.ctx.status(text).await.expect("it goes on");
         loop {
             let message = events.next().await.unwrap_or_else(|| panic!("the stream ended before {text}"));
             assert_ne!(message["method"], FORM, "it was asked once more: {message}");
@@ -71,8 +71,8 @@ impl Scene {
     async fn answers(&mut self, question: &Value, asking: JoinHandle<Result<Answer, ToolError>>) -> String {
         self.legacy.answer(question, accept("Ada")).await;
         let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
-        self.act.ends(name_in(&answer));
-        // Not by waiting for the result: what a stream is told of would go there.
+        self.run.ends(name_in(&answer));
+        // Not by waiting for the result: messages for the other stream would go there.
         until_is(&self.legacy, &self.id, "completed").await;
         text_of(&self.legacy.result(&self.id).await["content"])
     }
@@ -98,8 +98,8 @@ async fn a_question_comes_on_the_standing_stream_where_nobody_waits_for_the_resu
     assert_eq!(question["params"], params);
     assert_eq!(legacy.get(&id).await["status"], "input_required");
     legacy.answer(&question, accept("Ada")).await;
-    let told = told_until(&mut stand, &id, "completed").await;
-    assert_eq!(questions(&told), 0, "it is asked once: {told:?}");
+    let messages = messages_until(&mut stand, &id, "completed").await;
+    assert_eq!(questions(&messages), 0, "it is asked once: {messages:?}");
     assert_eq!(text_of(&legacy.result(&id).await["content"]), "accept Ada");
 }
 
@@ -145,8 +145,8 @@ async fn a_question_is_asked_on_the_standing_stream_when_who_waited_for_the_resu
     assert_ne!(again["id"], question["id"], "another stream, another name");
     // Either name will do.
     assert_eq!(scene.answers(&question, asking).await, "Ada");
-    let told = told_until(&mut stand, &scene.id, "completed").await;
-    assert_eq!(questions(&told), 0, "{told:?}");
+    let messages = messages_until(&mut stand, &scene.id, "completed").await;
+    assert_eq!(questions(&messages), 0, "{messages:?}");
 }
 
 #[tokio::test]
@@ -168,8 +168,8 @@ async fn a_new_standing_stream_asks_what_is_open() {
         scene.says(if is_cut { "once" } else { "twice" }, &mut stand).await;
     }
     assert_eq!(scene.answers(&question, asking).await, "Ada");
-    let told = told_until(&mut stand, &scene.id, "completed").await;
-    assert_eq!(questions(&told), 0, "{told:?}");
+    let messages = messages_until(&mut stand, &scene.id, "completed").await;
+    assert_eq!(questions(&messages), 0, "{messages:?}");
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tel
     drop(stand);
     // More than is read at a time.
     scene.legacy.start("writes", json!({})).await;
-    let other = scene.stage.run().await;
+    let other = scene.harness.run().await;
     for n in 0..100 {
         other.ctx.status(n.to_string()).await.expect("it goes on");
     }
@@ -205,8 +205,8 @@ async fn a_standing_stream_that_goes_on_asks_what_its_reader_has_not_seen() {
         }
         scene.says("still here", &mut stand).await;
         assert_eq!(scene.answers(&question, asking).await, "Ada");
-        let told = told_until(&mut stand, &scene.id, "completed").await;
-        assert_eq!(questions(&told), 0, "{told:?}");
+        let messages = messages_until(&mut stand, &scene.id, "completed").await;
+        assert_eq!(questions(&messages), 0, "{messages:?}");
     }
 }
 
@@ -230,22 +230,22 @@ async fn a_question_waits_for_the_stream_that_is_opened_first() {
 fn a_question_that_nobody_could_be_asked_is_asked_after_a_crash() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), open_gate());
     let tools = || registry([asks(&gate).retry_on_interrupt()]);
-    let (legacy, id) = life(async {
+    let (legacy, id) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::open(&server).await;
         let id = legacy.start("asks", json!({})).await;
         until_is(&legacy, &id, "input_required").await;
         (legacy, id)
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let legacy = legacy.at(server.port);
         let mut stand = legacy.open_standing().await;
         let question = stand.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&id));
         legacy.answer(&question, accept("Ada")).await;
-        let told = told_until(&mut stand, &id, "completed").await;
-        assert_eq!(questions(&told), 0, "{told:?}");
+        let messages = messages_until(&mut stand, &id, "completed").await;
+        assert_eq!(questions(&messages), 0, "{messages:?}");
         assert_eq!(text_of(&legacy.result(&id).await["content"]), "accept Ada");
     });
 }
@@ -262,68 +262,68 @@ fn what_happened_before_there_was_a_standing_stream_is_told_after_a_crash_too() 
         });
         registry([writes.task(TaskMode::Always).streams()])
     };
-    let (legacy, id) = life(async {
+    let (legacy, id) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::declaring(&server, streaming()).await;
         let id = legacy.start("writes", json!({})).await;
         until_is(&legacy, &id, "completed").await;
         (legacy, id)
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), uncoalesced(), &clock).await;
         let mut stand = legacy.at(server.port).open_standing().await;
-        let told = told_until(&mut stand, &id, "completed").await;
-        let told: Vec<String> = story(&told).into_iter().filter(|brief| brief != "working").collect();
-        assert_eq!(told, ["0 a", "1 b", "completed"]);
+        let messages = messages_until(&mut stand, &id, "completed").await;
+        let messages: Vec<String> = story(&messages).into_iter().filter(|brief| brief != "working").collect();
+        assert_eq!(messages, ["0 a", "1 b", "completed"]);
     });
 }
 
-// What a stream that was cut off had yet to tell.
+// What a stream that was cut off had yet to deliver.
 
 #[tokio::test]
 async fn the_standing_stream_goes_on_with_a_task_whose_result_nobody_waits_for_any_more() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&harness.server, streaming()).await;
     let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut events = legacy.stream_message(&message).await;
     prime(&mut events).await;
-    act.writes("a").await;
+    run.writes("a").await;
     assert_eq!(next_partial(&mut events).await["seq"], 0);
     legacy.notify("notifications/cancelled", json!({"requestId": message["id"]})).await;
     let rest = events.rest().await;
     assert!(!rest.iter().any(is_response), "{rest:?}");
-    act.writes("b").await;
-    act.ends("done");
-    let told = told_until(&mut stand, &id, "completed").await;
-    let told: Vec<String> = story(&told).into_iter().filter(|brief| brief != "working").collect();
-    assert_eq!(told, ["1 b", "completed"], "what was told elsewhere is not told again");
+    run.writes("b").await;
+    run.ends("done");
+    let messages = messages_until(&mut stand, &id, "completed").await;
+    let messages: Vec<String> = story(&messages).into_iter().filter(|brief| brief != "working").collect();
+    assert_eq!(messages, ["1 b", "completed"], "what was told elsewhere is not told again");
 }
 
 #[tokio::test]
 async fn the_standing_stream_has_the_rest_of_a_task_whose_own_stream_was_cut_off() {
     const CHUNKS: u64 = 400;
-    let mut stage = ToolHarness::of(large_chunks(Limits::DEFAULT), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut harness = ToolHarness::of(large_chunks(Limits::DEFAULT), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&harness.server, streaming()).await;
     let mut stand = legacy.open_standing().await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     // Twelve megabytes are more than the sockets take in: who waits for the result and does not read holds its stream up.
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
-    let client = Client::new(stage.server.port).with_receive_buffer(128 * 1024);
+    let client = Client::new(harness.server.port).with_receive_buffer(128 * 1024);
     let stalled = client.send(&legacy.headers(), message.to_string().as_bytes()).await;
     with_timeout("the beginning of the answer", stalled.readable()).await.expect("readable");
     for n in 0..CHUNKS {
-        act.writes(&large(n)).await;
+        run.writes(&large(n)).await;
     }
-    act.ends("done");
+    run.ends("done");
     until_is(&legacy, &id, "completed").await;
     drop(stalled);
-    let mut told = told_until(&mut stand, &id, "completed").await;
-    assert_eq!(told.pop().map(|last| brief(&last)).as_deref(), Some("completed"));
-    let numbers: Vec<u64> = told
+    let mut messages = messages_until(&mut stand, &id, "completed").await;
+    assert_eq!(messages.pop().map(|last| brief(&last)).as_deref(), Some("completed"));
+    let numbers: Vec<u64> = messages
         .iter()
         .filter(|message| message["method"] == "notifications/tasks/partial")
         .map(|message| message["params"]["seq"].as_u64().expect("a number"))

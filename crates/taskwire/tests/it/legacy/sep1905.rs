@@ -1,5 +1,5 @@
 //! SEP-1905 by its own words: its fifteen test scenarios and both its checklists, each test named after its row. The client is
-//! made of [`Legacy`] and [`Segments`]. What else the proposal says is in `modes.rs`.
+//! made of [`LegacySession`] and [`Segments`]. What else the proposal says is in `modes.rs`.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use super::{
     kit::{LegacySession, RELATED, messages_of},
     session::with_legacy,
     streamed::{
-        ALL, FALLBACK, FIVE, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, gone, id_in, merged, mode_of, part,
-        polled, pull, ready, staged, take, told_until, without, writes_both,
+        ALL, FALLBACK, FIVE, as_time_passes, asking, begun, call, call_with, calling, capable_of, five, gone, id_in, merged,
+        messages_until, mode_of, part, polled, pull, ready, staged, take, without, writes_both,
     },
 };
 use crate::{
@@ -36,13 +36,13 @@ async fn scenario_01_immediate_mode_complete_results() {
 #[tokio::test]
 async fn scenario_02_task_mode_standard_flow() {
     for task in [json!({}), asking(&["task"])] {
-        let (mut stage, legacy) = staged(Config::default()).await;
+        let (mut harness, legacy) = staged(Config::default()).await;
         let created = legacy.task("writes", json!({}), task).await;
         assert_eq!((mode_of(&created), &created["task"]["status"]), ("task", &json!("working")));
-        let (id, mut act) = (id_in(&created), stage.run().await);
+        let (id, mut run) = (id_in(&created), harness.run().await);
         assert_eq!(legacy.get(&id).await["status"], "working");
-        act.writes("on the way").await;
-        act.ends("done");
+        run.writes("on the way").await;
+        run.ends("done");
         polled(&legacy, &id, "completed").await;
         let result = legacy.result(&id).await;
         assert_eq!((mode_of(&result), text_of(&result["content"])), ("immediate", "done".to_owned()), "in standard form");
@@ -52,10 +52,10 @@ async fn scenario_02_task_mode_standard_flow() {
 
 #[tokio::test]
 async fn scenario_03_streaming_mode_initial_response_only() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let ending = async {
-        let mut act = stage.run().await;
-        act.ends(CallResult::of([Content::text("one"), Content::text("two")]));
+        let mut run = harness.run().await;
+        run.ends(CallResult::of([Content::text("one"), Content::text("two")]));
     };
     let (response, ()) = tokio::join!(legacy.raw("tools/call", calling(&["streaming"])), ending);
     let messages = messages_of(&response);
@@ -70,47 +70,47 @@ async fn scenario_03_streaming_mode_initial_response_only() {
 
 #[tokio::test]
 async fn scenario_04_streaming_mode_multiple_responses() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call(&mut stage, &legacy).await;
-    writes_both(&act, "one", "two").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call(&mut harness, &legacy).await;
+    writes_both(&run, "one", "two").await;
     let mut call = opening.opened().await;
     assert_eq!(call.part().await, json!([["1 one", "2 two"], false, false]));
-    writes_both(&act, "three", "four").await;
+    writes_both(&run, "three", "four").await;
     assert_eq!(call.part().await, json!([["3 three", "4 four"], false, false]));
-    act.ends(());
+    run.ends(());
     assert_eq!(part(&call.last().await), json!([[], true, false]));
     assert_eq!(call.merged(), "one+two+three+four");
 }
 
 #[tokio::test]
 async fn scenario_05_streaming_mode_sse_stream() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     for (n, text) in (2..).zip(&FIVE[1..]) {
-        act.writes(text).await;
+        run.writes(text).await;
         assert_eq!(call.part().await, json!([[format!("{n} {text}")], false, false]));
     }
-    act.ends(());
+    run.ends(());
     assert_eq!(part(&call.last().await), json!([[], true, false]));
     assert_eq!(call.merged(), FIVE.join("+"));
 }
 
 #[tokio::test]
 async fn scenario_06_streaming_mode_resume_with_last_seq_nr() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.writes("two").await;
-    act.writes("three").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.writes("two").await;
+    run.writes("three").await;
     call.until(3).await;
     let (id, mut cut) = (call.task().to_owned(), call.cut());
-    act.writes("four").await;
-    act.writes("five").await;
+    run.writes("four").await;
+    run.writes("five").await;
     let question = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id, "lastSeqNr": 3}));
     let answer = legacy.post(&question).await.json();
     assert_eq!(answer["id"], question["id"], "under its own id");
     assert_eq!(part(&answer["result"]), json!([["4 four", "5 five"], false, false]));
     assert_eq!(take(&mut cut.segments, &answer["result"]), [4, 5]);
-    act.ends(());
+    run.ends(());
     polled(&legacy, &id, "completed").await;
     take(&mut cut.segments, &pull(&legacy, &id, 5).await);
     assert_eq!(merged(&cut.segments), FIVE.join("+"));
@@ -118,8 +118,8 @@ async fn scenario_06_streaming_mode_resume_with_last_seq_nr() {
 
 #[tokio::test]
 async fn scenario_07_streaming_mode_gap_detection() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (call, _act, results) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (call, _run, results) = five(&mut harness, &legacy).await;
     let mut segments = Segments::new();
     results.iter().for_each(|result| drop(take(&mut segments, &without(&[2, 4], result))));
     assert_eq!(segments.gaps(), [2..=2, 4..=4]);
@@ -142,16 +142,16 @@ async fn scenario_08_immediate_mode_fallback() {
         (false, &ALL, "task"),
     ];
     for (streams, modes, expected) in cases {
-        let mut stage = ToolHarness::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
-        let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await.accepting("application/json");
+        let mut harness = ToolHarness::of(Config::default(), |tool| if streams { tool.streams() } else { tool }).await;
+        let legacy = LegacySession::declaring(&harness.server, capable_of(&ALL)).await.accepting("application/json");
         let task = asking(modes);
         let calling = tokio::spawn(async move { legacy.task("writes", json!({}), task).await });
-        let act = stage.run().await;
-        act.writes("one").await;
-        let result = as_time_passes(&stage.clock, calling).await.expect("no panic");
+        let run = harness.run().await;
+        run.writes("one").await;
+        let result = as_time_passes(&harness.clock, calling).await.expect("no panic");
         assert_eq!(mode_of(&result), expected, "{streams} {modes:?}");
-        let is_told = expected == "task" && !modes.contains(&"task");
-        assert_eq!(result["_meta"].get(FALLBACK), is_told.then_some(&json!("task")), "{streams} {modes:?}");
+        let has_fallback = expected == "task" && !modes.contains(&"task");
+        assert_eq!(result["_meta"].get(FALLBACK), has_fallback.then_some(&json!("task")), "{streams} {modes:?}");
         if expected == "streaming" {
             assert_eq!(part(&result), json!([["1 one"], false, false]));
         }
@@ -161,25 +161,25 @@ async fn scenario_08_immediate_mode_fallback() {
 
 #[tokio::test]
 async fn scenario_09_ttl_expiration_during_streaming() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call_with(&mut stage, &legacy, json!({"ttl": 60_000, "responseModes": ["streaming"]})).await;
-    act.writes("one").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call_with(&mut harness, &legacy, json!({"ttl": 60_000, "responseModes": ["streaming"]})).await;
+    run.writes("one").await;
     let mut call = opening.opened().await;
     assert_eq!(call.next().await.expect("a response")["task"]["ttl"], 60_000);
     let id = call.task().to_owned();
     // The time of work that goes on is never over: it grows, and the server says so.
-    stage.clock.advance(HOUR);
-    act.writes("two").await;
+    harness.clock.advance(HOUR);
+    run.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]));
     let task = legacy.get(&id).await;
     assert_eq!(task["status"], "working");
     assert!(task["ttl"].as_u64() > Some(3_600_000), "{task}");
     // It runs from the end on, also for a client that has not seen everything yet.
     let cut = call.cut();
-    act.writes("three").await;
-    act.ends(());
+    run.writes("three").await;
+    run.ends(());
     legacy.result(&id).await;
-    stage.clock.advance(60 * SECOND);
+    harness.clock.advance(60 * SECOND);
     assert_eq!(gone(&legacy, &id).await["code"], -32602);
     assert_eq!(legacy.error("tasks/result", json!({"taskId": id, "lastSeqNr": 2})).await["code"], -32602);
     let messages = legacy.resume(&cut.last).await.rest().await;
@@ -190,22 +190,22 @@ async fn scenario_09_ttl_expiration_during_streaming() {
 
 #[tokio::test]
 async fn scenario_10_task_cancellation_during_streaming() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, run) = begun(&mut harness, &legacy).await;
     let id = call.task().to_owned();
     assert_eq!(legacy.cancel(&id).await["status"], "cancelled");
     assert_eq!(part(&call.last().await), json!([[], true, true]));
-    with_timeout("the word to stop", act.ctx.cancelled()).await;
-    assert!(act.tries("late").await.is_err());
+    with_timeout("the word to stop", run.ctx.cancelled()).await;
+    assert!(run.tries("late").await.is_err());
     assert_eq!(legacy.get(&id).await["status"], "cancelled");
     assert_eq!(part(&pull(&legacy, &id, 1).await), json!([[], true, true]), "nothing came after it");
 }
 
 #[tokio::test]
 async fn scenario_11_task_failure_during_streaming() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.ends_with(Err(ToolError::protocol(-32603, "broken")));
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.ends_with(Err(ToolError::protocol(-32603, "broken")));
     assert_eq!(part(&call.last().await), json!([["2 broken"], true, true]));
     let task = legacy.get(call.task()).await;
     assert_eq!((&task["status"], &task["statusMessage"]), (&json!("failed"), &json!("broken")));
@@ -213,13 +213,13 @@ async fn scenario_11_task_failure_during_streaming() {
 
 #[tokio::test]
 async fn scenario_12_duplicate_segment_detection() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act, _) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run, _) = five(&mut harness, &legacy).await;
     let again = pull(&legacy, call.task(), 1).await;
     assert_eq!(part(&again)[0], json!(["2 two", "3 three", "4 four", "5 five"]), "what came by the stream");
     assert_eq!(call.take(&again), [0; 0]);
     assert_eq!(call.segments.len(), 5);
-    act.ends(());
+    run.ends(());
     call.last().await;
     assert_eq!(call.merged(), FIVE.join("+"));
 }
@@ -229,53 +229,53 @@ async fn scenario_12_duplicate_segment_detection() {
 #[tokio::test]
 async fn scenario_13_new_client_old_server() {
     let config = with_legacy(LegacyConfig { modes: vec![ResponseMode::Task], ..LegacyConfig::default() });
-    let (mut stage, legacy) = staged(config).await;
+    let (mut harness, legacy) = staged(config).await;
     let created = legacy.task("writes", json!({}), asking(&["streaming"])).await;
     assert_eq!((mode_of(&created), &created["_meta"][FALLBACK]), ("task", &json!("task")));
     let mut segments = Segments::new();
     assert_eq!(take(&mut segments, &created), [0; 0]);
-    let mut act = stage.run().await;
-    act.writes("one").await;
-    act.ends("done");
+    let mut run = harness.run().await;
+    run.writes("one").await;
+    run.ends("done");
     let result = legacy.result(&id_in(&created)).await;
     take(&mut segments, &result);
     assert_eq!((merged(&segments), segments.is_error()), ("done".to_owned(), false));
     // A server that never heard of modes says nothing of them: a plain handle, and later a plain result.
-    let old = LegacySession::open(&stage.server).await;
+    let old = LegacySession::open(&harness.server).await;
     assert_eq!(old.init()["capabilities"]["tasks"].get("responses"), None);
     let created = old.task("writes", json!({}), asking(&["streaming"])).await;
     assert_eq!((mode_of(&created), created.get("_meta")), ("task", None));
     let mut segments = Segments::new();
     assert_eq!(take(&mut segments, &created), [0; 0]);
     assert_eq!((segments.task_id(), segments.is_complete()), (created["task"]["taskId"].as_str(), false));
-    stage.run().await.ends("done");
+    harness.run().await.ends("done");
     take(&mut segments, &old.result(&id_in(&created)).await);
     assert_eq!((segments.is_complete(), merged(&segments), segments.is_error()), (true, "done".to_owned(), false));
 }
 
 #[tokio::test]
 async fn scenario_14_old_client_new_server() {
-    let (mut stage, new) = staged(Config::default()).await;
-    for client in [LegacySession::open(&stage.server).await, new] {
+    let (mut harness, new) = staged(Config::default()).await;
+    for client in [LegacySession::open(&harness.server).await, new] {
         let created = client.task("writes", json!({}), json!({})).await;
         assert_eq!((mode_of(&created), created["_meta"].get(FALLBACK)), ("task", None));
-        stage.run().await.ends("done");
+        harness.run().await.ends("done");
         assert_eq!(text_of(&client.result(&id_in(&created)).await["content"]), "done");
     }
 }
 
 #[tokio::test]
 async fn scenario_15_mixed_mechanisms() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.writes("two").await;
-    act.writes("three").await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.writes("two").await;
+    run.writes("three").await;
     // The same segments once by asking, once by the stream.
     assert_eq!(take(&mut call.segments.clone(), &pull(&legacy, call.task(), 1).await), [2, 3]);
     call.until(3).await;
     let answer = pull(&legacy, call.task(), 2).await;
     assert_eq!(call.take(&answer), [0; 0]);
-    act.ends("four");
+    run.ends("four");
     assert_eq!(part(&call.last().await), json!([["4 four"], true, false]));
     assert_eq!(call.merged(), FIVE[..4].join("+"));
 }
@@ -328,8 +328,8 @@ async fn server_04_task_mode() {
 
 #[tokio::test]
 async fn server_05_streaming_mode() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (call, _act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (call, _run) = begun(&mut harness, &legacy).await;
     let listed = legacy.ok("tasks/list", json!({})).await;
     assert_eq!(listed["tasks"][0]["taskId"], call.task(), "there is a task");
     assert_eq!(listed["tasks"][0]["status"], "working");
@@ -337,15 +337,15 @@ async fn server_05_streaming_mode() {
 
 #[tokio::test]
 async fn server_06_segment_numbering() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     for _ in 0..3 {
-        writes_both(&act, "a", "b").await;
-        act.ctx.block(Content::link("test://c", "c")).await.expect("taken");
-        act.ctx.text("d").await.expect("taken");
-        act.ctx.flush().await.expect("written");
+        writes_both(&run, "a", "b").await;
+        run.ctx.block(Content::link("test://c", "c")).await.expect("taken");
+        run.ctx.text("d").await.expect("taken");
+        run.ctx.flush().await.expect("written");
     }
-    act.ends(CallResult::of([Content::text("e"), Content::image(b"f", "image/png")]));
+    run.ends(CallResult::of([Content::text("e"), Content::image(b"f", "image/png")]));
     // That they are dense is checked with each response.
     call.last().await;
     assert_eq!(call.segments.received().collect::<Vec<_>>(), Vec::from_iter(1..=15));
@@ -354,10 +354,10 @@ async fn server_06_segment_numbering() {
 
 #[tokio::test]
 async fn server_07_sse_format() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call(&mut stage, &legacy).await;
-    act.writes("one").await;
-    act.ends("two");
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call(&mut harness, &legacy).await;
+    run.writes("one").await;
+    run.ends("two");
     let mut call = opening.opened().await;
     let prime = call.stream.event().await.expect("a first event");
     assert!(prime.message.is_none(), "{prime:?}");
@@ -376,15 +376,15 @@ async fn server_07_sse_format() {
 
 #[tokio::test]
 async fn server_08_no_duplicates() {
-    let (mut stage, _) = staged(Config::default()).await;
-    // Also where the same output could be told in another way, to somebody who listens everywhere.
+    let (mut harness, _) = staged(Config::default()).await;
+    // Also where the same output could come as partials, to a client that reads all streams.
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
-    let legacy = LegacySession::declaring(&stage.server, capabilities).await;
+    let legacy = LegacySession::declaring(&harness.server, capabilities).await;
     let mut stand = legacy.open_standing().await;
-    let (mut call, mut act, results) = five(&mut stage, &legacy).await;
+    let (mut call, mut run, results) = five(&mut harness, &legacy).await;
     let mut wait = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
-    act.ends(());
+    run.ends(());
     let last = call.last().await;
     let all = results.iter().chain([&last]).flat_map(|result| result["partial-content"].as_array().expect("segments"));
     let numbers: Vec<u64> = all.map(|segment| segment["seqNr"].as_u64().expect("a number")).collect();
@@ -393,19 +393,19 @@ async fn server_08_no_duplicates() {
     let whole = waited.pop().expect("a response");
     assert_eq!(text_of(&whole["result"]["content"]), FIVE.join("+"), "whole, where the whole was asked for");
     assert!(waited.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {waited:?}");
-    // What is told of this task on the standing stream comes before what is told of the next one.
+    // On the standing stream the messages about this task come before those about the next one.
     let next = legacy.start("writes", json!({})).await;
-    stage.run().await.ends("done");
-    let told = told_until(&mut stand, &next, "completed").await;
-    assert!(told.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {told:?}");
+    harness.run().await.ends("done");
+    let messages = messages_until(&mut stand, &next, "completed").await;
+    assert!(messages.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {messages:?}");
 }
 
 #[tokio::test]
 async fn server_09_completion() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     assert_eq!(legacy.get(call.task()).await["status"], "working");
-    act.ends("two");
+    run.ends("two");
     assert_eq!(part(&call.last().await), json!([["2 two"], true, false]));
     assert_eq!(legacy.get(call.task()).await["status"], "completed");
 }
@@ -414,11 +414,11 @@ async fn server_09_completion() {
 async fn server_10_error_handling() {
     let ends = [("says", json!(["2 bad"]), "failed"), ("fails", json!(["2 bad"]), "failed"), ("stops", json!([]), "cancelled")];
     for (end, last, status) in ends {
-        let (mut stage, legacy) = staged(Config::default()).await;
-        let (mut call, mut act) = begun(&mut stage, &legacy).await;
+        let (mut harness, legacy) = staged(Config::default()).await;
+        let (mut call, mut run) = begun(&mut harness, &legacy).await;
         match end {
-            "says" => act.ends_with(Err(ToolError::new("bad"))),
-            "fails" => act.ends_with(Err(ToolError::protocol(-32603, "bad"))),
+            "says" => run.ends_with(Err(ToolError::new("bad"))),
+            "fails" => run.ends_with(Err(ToolError::protocol(-32603, "bad"))),
             _ => drop(legacy.cancel(call.task()).await),
         }
         assert_eq!(part(&call.last().await), json!([last, true, true]), "{end}");
@@ -428,30 +428,30 @@ async fn server_10_error_handling() {
 
 #[tokio::test]
 async fn server_11_ttl_handling() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (opening, mut act) = call_with(&mut stage, &legacy, json!({"ttl": 60_000, "responseModes": ["streaming"]})).await;
-    act.writes("one").await;
-    act.ends("two");
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (opening, mut run) = call_with(&mut harness, &legacy, json!({"ttl": 60_000, "responseModes": ["streaming"]})).await;
+    run.writes("one").await;
+    run.ends("two");
     let mut call = opening.opened().await;
     call.last().await;
-    stage.clock.advance(60 * SECOND - MS);
+    harness.clock.advance(60 * SECOND - MS);
     assert_eq!(part(&pull(&legacy, call.task(), 1).await), json!([["2 two"], true, false]));
-    stage.clock.advance(MS);
+    harness.clock.advance(MS);
     assert_eq!(gone(&legacy, call.task()).await["code"], -32602);
     assert_eq!(legacy.error("tasks/result", json!({"taskId": call.task(), "lastSeqNr": 1})).await["code"], -32602);
 }
 
 #[tokio::test]
 async fn server_12_resume_support() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act, _) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run, _) = five(&mut harness, &legacy).await;
     for is_complete in [false, true] {
         for last in 1..=5 {
             let rest: Vec<String> = (1..).zip(FIVE).filter(|(n, _)| *n > last).map(|(n, text)| format!("{n} {text}")).collect();
             assert_eq!(part(&pull(&legacy, call.task(), last).await), json!([rest, is_complete, false]), "behind {last}");
         }
         if !is_complete {
-            act.ends(());
+            run.ends(());
             call.last().await;
         }
     }
@@ -489,12 +489,12 @@ async fn client_03_immediate_mode() {
 
 #[tokio::test]
 async fn client_04_task_mode() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let mut segments = Segments::new();
     take(&mut segments, &legacy.task("writes", json!({}), asking(&["task"])).await);
     let id = segments.task_id().expect("a task").to_owned();
     assert!(!segments.is_complete());
-    stage.run().await.ends("done");
+    harness.run().await.ends("done");
     polled(&legacy, &id, "completed").await;
     take(&mut segments, &legacy.result(&id).await);
     assert_eq!(merged(&segments), "done");
@@ -502,18 +502,18 @@ async fn client_04_task_mode() {
 
 #[tokio::test]
 async fn client_05_streaming_mode() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
     assert_eq!((call.segments.len(), call.segments.is_complete()), (1, false));
-    act.ends("two");
+    run.ends("two");
     call.last().await;
     assert_eq!((call.segments.len(), call.segments.is_complete()), (2, true));
 }
 
 #[tokio::test]
 async fn client_06_segment_tracking() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (call, _act, results) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (call, _run, results) = five(&mut harness, &legacy).await;
     assert_eq!(call.segments.received().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     let mut lossy = Segments::new();
     results.iter().for_each(|result| drop(take(&mut lossy, &without(&[1, 3], result))));
@@ -522,13 +522,13 @@ async fn client_06_segment_tracking() {
 
 #[tokio::test]
 async fn client_07_sse_handling() {
-    let (mut stage, legacy) = staged(Config::default()).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
     let mut stand = legacy.open_standing().await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.ctx.status("half way").await.expect("said");
-    act.ends("two");
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.ctx.status("half way").await.expect("said");
+    run.ends("two");
     // Whatever comes by either stream: responses have segments, notifications are another matter.
-    let mut messages = told_until(&mut stand, call.task(), "completed").await;
+    let mut messages = messages_until(&mut stand, call.task(), "completed").await;
     messages.extend(call.stream.rest().await);
     let (notifications, responses): (Vec<Value>, Vec<Value>) = messages.into_iter().partition(|message| message.get("id").is_none());
     assert!(notifications.iter().any(|message| message["params"]["statusMessage"] == "half way"), "{notifications:?}");
@@ -539,17 +539,17 @@ async fn client_07_sse_handling() {
 
 #[tokio::test]
 async fn client_08_deduplication() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, _act, results) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, _run, results) = five(&mut harness, &legacy).await;
     assert!(results.iter().rev().all(|result| call.take(result).is_empty()), "{results:?}");
     assert_eq!(call.segments.len(), 5);
 }
 
 #[tokio::test]
 async fn client_09_gap_detection() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act, mut results) = five(&mut stage, &legacy).await;
-    act.ends(());
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run, mut results) = five(&mut harness, &legacy).await;
+    run.ends(());
     results.extend(call.rest().await);
     // The end has come, but not all before it.
     let mut segments = Segments::new();
@@ -561,10 +561,10 @@ async fn client_09_gap_detection() {
 
 #[tokio::test]
 async fn client_10_segment_merging() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act) = begun(&mut stage, &legacy).await;
-    act.ctx.block(Content::link("test://two", "two")).await.expect("taken");
-    act.ends(CallResult::of([Content::image(b"three", "image/png")]));
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run) = begun(&mut harness, &legacy).await;
+    run.ctx.block(Content::link("test://two", "two")).await.expect("taken");
+    run.ends(CallResult::of([Content::image(b"three", "image/png")]));
     call.last().await;
     let content = call.segments.merged().expect("it is complete");
     assert_eq!(text_of(&json!(content)), "one+<resource_link>+<image>");
@@ -574,13 +574,13 @@ async fn client_10_segment_merging() {
 
 #[tokio::test]
 async fn client_11_completion_detection() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (mut call, mut act, _) = five(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (mut call, mut run, _) = five(&mut harness, &legacy).await;
     assert_eq!((call.segments.is_complete(), call.segments.merged()), (false, None), "there may be more");
     let answer = pull(&legacy, call.task(), 5).await;
     assert_eq!(call.take(&answer), [0; 0]);
     assert!(!call.segments.is_complete());
-    act.ends(());
+    run.ends(());
     call.last().await;
     assert!(call.segments.is_complete() && call.segments.merged().is_some());
 }
@@ -588,17 +588,17 @@ async fn client_11_completion_detection() {
 #[tokio::test]
 async fn client_12_error_handling() {
     for (end, status) in [("fails", "failed"), ("stops", "cancelled"), ("expires", "gone")] {
-        let (mut stage, legacy) = staged(Config::default()).await;
-        let (mut call, mut act) = begun(&mut stage, &legacy).await;
+        let (mut harness, legacy) = staged(Config::default()).await;
+        let (mut call, mut run) = begun(&mut harness, &legacy).await;
         let id = call.task().to_owned();
         match end {
-            "fails" => act.ends_with(Err(ToolError::new("bad"))),
+            "fails" => run.ends_with(Err(ToolError::new("bad"))),
             "stops" => drop(legacy.cancel(&id).await),
             _ => {
                 let cut = call.cut();
-                act.ends("two");
+                run.ends("two");
                 legacy.result(&id).await;
-                stage.clock.advance(HOUR);
+                harness.clock.advance(HOUR);
                 gone(&legacy, &id).await;
                 assert_eq!(legacy.error("tasks/result", json!({"taskId": id, "lastSeqNr": 1})).await["code"], -32602);
                 assert!(
@@ -616,15 +616,15 @@ async fn client_12_error_handling() {
 
 #[tokio::test]
 async fn client_13_resume_support() {
-    let (mut stage, legacy) = staged(Config::default()).await;
-    let (call, mut act) = begun(&mut stage, &legacy).await;
+    let (mut harness, legacy) = staged(Config::default()).await;
+    let (call, mut run) = begun(&mut harness, &legacy).await;
     let (id, mut segments) = (call.task().to_owned(), call.cut().segments);
     for (n, text) in (2..).zip(&FIVE[1..]) {
-        act.writes(text).await;
+        run.writes(text).await;
         let answer = pull(&legacy, &id, segments.resume_from().expect("the first is there")).await;
         assert_eq!(take(&mut segments, &answer), [n]);
     }
-    act.ends(());
+    run.ends(());
     polled(&legacy, &id, "completed").await;
     take(&mut segments, &pull(&legacy, &id, 5).await);
     assert_eq!((merged(&segments), segments.is_error()), (FIVE.join("+"), false));

@@ -15,11 +15,11 @@ use crate::{
         input::sampling,
         kit::{LATEST, LegacySession, initialize},
         partials::streaming,
-        streams::{call, response, text_for, told_call},
+        streams::{call, call_with_progress, response, text_for},
         tasks::{awaiting, refusal, until_is},
     },
     schema,
-    tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers},
+    tasks::{Gate, count, quick, registry, reopened, tool, two_callers, until_crash},
     tool_harness::{HOUR, ToolHarness, uncoalesced},
 };
 
@@ -134,9 +134,9 @@ async fn drafts_are_told_of_to_those_who_declare_them() {
         if with_modes {
             tasks["responses"] = json!({"modes": ["streaming"]});
         }
-        let told = LegacySession::declaring(&server, json!({"tasks": tasks})).await.init()["capabilities"]["tasks"].clone();
-        assert_eq!(told.get("streaming"), with_partials.then_some(&streaming), "{told}");
-        assert_eq!(told.get("responses"), with_modes.then_some(&responses), "{told}");
+        let announced = LegacySession::declaring(&server, json!({"tasks": tasks})).await.init()["capabilities"]["tasks"].clone();
+        assert_eq!(announced.get("streaming"), with_partials.then_some(&streaming), "{announced}");
+        assert_eq!(announced.get("responses"), with_modes.then_some(&responses), "{announced}");
         for version in ["2025-06-18", "2025-03-26"] {
             let older = LegacySession::of(server.port, None, version, json!({"tasks": tasks})).await;
             assert_eq!(older.init()["capabilities"].get("tasks"), None, "{version}");
@@ -148,32 +148,32 @@ async fn drafts_are_told_of_to_those_who_declare_them() {
 async fn who_declares_no_draft_sees_no_byte_of_one() {
     // That no message has one is checked wherever a message is read.
     for version in VERSIONS {
-        let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-        let legacy = LegacySession::of(stage.server.port, None, version, json!({"tasks": {"list": {}}})).await;
+        let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+        let legacy = LegacySession::of(harness.server.port, None, version, json!({"tasks": {"list": {}}})).await;
         legacy.ok("tools/list", json!({})).await;
         let mut standing = legacy.open_standing().await;
         let wants = json!({"responseModes": ["immediate", "streaming", "task"]});
         if version == LATEST {
             let created = legacy.task("writes", json!({}), wants).await;
             let id = created["task"]["taskId"].as_str().expect("a task").to_owned();
-            let mut act = stage.run().await;
+            let mut run = harness.run().await;
             let mut result = awaiting(&legacy, &id).await;
-            act.writes("a").await;
-            act.ctx.status("half way").await.expect("it goes on");
-            act.writes("b").await;
-            act.ends("all of it");
+            run.writes("a").await;
+            run.ctx.status("half way").await.expect("it goes on");
+            run.writes("b").await;
+            run.ends("all of it");
             assert_eq!(response(&mut result).await["result"]["content"][0]["text"], "all of it");
             let asked = legacy.ok("tasks/result", json!({"taskId": id, "lastSeqNr": 1})).await;
             assert_eq!(asked["content"][0]["text"], "all of it", "a member that it did not declare says nothing");
             assert_eq!(legacy.ok("tasks/result", json!({"taskId": id, "lastSeqNr": 0})).await, asked);
         } else {
             let message = call(&legacy, "writes", json!({"progressToken": 1}));
-            let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
-            act.writes("a").await;
-            act.ends("all of it");
+            let (mut sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
+            run.writes("a").await;
+            run.ends("all of it");
             assert_eq!(text_for(&message, &response(&mut sse).await), "all of it");
         }
-        stage.server.stop();
+        harness.server.stop();
         standing.rest().await;
     }
 }
@@ -369,8 +369,8 @@ async fn a_session_that_was_ended_is_gone_and_its_tasks_are_not() {
     let ended = legacy.http("DELETE", &[]).await;
     assert_eq!(ended.status, 200);
     assert_eq!(refused(&legacy.raw("tasks/get", json!({"taskId": task})).await), (404, -32600));
-    let told = legacy.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
-    assert_eq!(refused(&told), (404, -32600));
+    let response = legacy.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+    assert_eq!(refused(&response), (404, -32600));
     for method in ["GET", "DELETE"] {
         assert_eq!(legacy.http(method, &[]).await.status, 404, "{method}");
     }
@@ -502,11 +502,11 @@ async fn a_session_survives_a_restart() {
 fn a_session_survives_a_crash() {
     let (dir, clock) = (Arc::new(TempDir::new()), manual_clock());
     let tools = || registry([quick("quick")]);
-    let legacy = life(async {
+    let legacy = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         LegacySession::open(&server).await
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         assert_eq!(legacy.at(server.port).call("quick", json!({})).await["content"][0]["text"], "done");
     });

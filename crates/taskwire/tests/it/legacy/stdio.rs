@@ -166,7 +166,7 @@ impl Peer {
         self.until(|message| message["method"] == "notifications/tasks/status" && message["params"]["status"] == status).await
     }
 
-    /// The answer to a request; what is told before it is passed over.
+    /// The response to a request; messages before it are passed over.
     async fn response(&mut self, id: impl Into<Value>) -> Value {
         let id = id.into();
         self.until(|message| message.get("method").is_none() && message["id"] == id).await
@@ -184,7 +184,7 @@ impl Peer {
         message["error"].clone()
     }
 
-    /// Shows that the stream lives, and that all lines before this have been taken.
+    /// Shows that the server still reads and writes the stream, and has handled all lines before this.
     async fn ping(&mut self) {
         self.ask("ping", "ping", json!({})).await;
         assert_eq!(self.result("ping").await, json!({}));
@@ -280,8 +280,8 @@ async fn who_asks_for_anything_else_before_the_handshake_is_told_both_ways_in() 
 
 #[tokio::test]
 async fn a_second_handshake_is_refused_and_the_first_one_holds() {
-    let stage = ToolHarness::of(Config::default(), |tool| tool.streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
+    let harness = ToolHarness::of(Config::default(), |tool| tool.streams()).await;
+    let mut peer = Peer::opened(&harness.server.server, streaming()).await;
     for (version, capabilities) in [(LATEST, streaming()), (LATEST, json!({})), ("2025-03-26", json!({}))] {
         peer.ask("again", "initialize", initialize(version, &capabilities)).await;
         let error = peer.error("again").await;
@@ -495,11 +495,11 @@ async fn an_answer_to_nothing_is_ignored() {
 
 #[tokio::test]
 async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
-    let mut stage = ToolHarness::new().await;
-    let mut peer = Peer::opened(&stage.server.server, json!({"elicitation": {}})).await;
+    let mut harness = ToolHarness::new().await;
+    let mut peer = Peer::opened(&harness.server.server, json!({"elicitation": {}})).await;
     let task = peer.task("writes").await;
-    let mut act = stage.run().await;
-    let ctx = act.ctx.clone();
+    let mut run = harness.run().await;
+    let ctx = run.ctx.clone();
     let asked = tokio::spawn(async move { ctx.ask("name", name_form("Name?")).await });
     assert_eq!(peer.until_status("input_required").await["params"]["taskId"], *task);
     peer.ask("result", "tasks/result", json!({"taskId": task})).await;
@@ -508,27 +508,27 @@ async fn the_question_of_a_task_is_asked_while_its_result_is_waited_for() {
     peer.answer(&question, accept("Ada")).await;
     let answer = with_timeout("the answer", asked).await.expect("no panic").expect("an answer");
     assert_eq!(name_in(&answer), "Ada");
-    act.ends("done");
+    run.ends("done");
     let result = peer.result("result").await;
     assert_eq!((&result["content"][0]["text"], &result["_meta"]), (&json!("done"), &related(&task)));
     assert_eq!(peer.count("elicitation/create"), 1);
 }
 
-// What is told.
+// What the server sends by itself.
 
 #[tokio::test]
 async fn output_and_statuses_of_a_task_are_written_behind_its_handle() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut peer = Peer::opened(&harness.server.server, streaming()).await;
     let task = peer.task("writes").await;
     assert_eq!(peer.count("notifications/tasks/status") + peer.numbers().len(), 0, "its name comes first");
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     for text in ["a", "b", "c"] {
-        act.writes(text).await;
+        run.writes(text).await;
     }
-    act.ctx.status("nearly").await.expect("it goes on");
+    run.ctx.status("nearly").await.expect("it goes on");
     peer.until(|message| message["params"]["statusMessage"] == "nearly").await;
-    act.ends("done");
+    run.ends("done");
     let last = peer.until_status("completed").await;
     assert_eq!((&last["params"]["taskId"], last["params"].get("_meta")), (&json!(task), None));
     assert_eq!(peer.numbers(), [0, 1, 2]);
@@ -540,16 +540,16 @@ async fn output_and_statuses_of_a_task_are_written_behind_its_handle() {
 #[tokio::test]
 async fn who_declares_no_draft_is_told_of_statuses_alone() {
     // That no message has anything of a draft is checked wherever a line is read.
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, json!({})).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut peer = Peer::opened(&harness.server.server, json!({})).await;
     peer.ask("list", "tools/list", json!({})).await;
     assert_eq!(peer.result("list").await["tools"][0]["execution"], json!({"taskSupport": "optional"}));
     let wanted = json!({"name": "writes", "arguments": {}, "task": {"responseModes": ["streaming", "immediate"]}});
     peer.ask("call", "tools/call", wanted).await;
     let task = peer.result("call").await["task"]["taskId"].as_str().expect("a task").to_owned();
-    let mut act = stage.run().await;
-    act.writes("a").await;
-    act.ends("done");
+    let mut run = harness.run().await;
+    run.writes("a").await;
+    run.ends("done");
     peer.until_status("completed").await;
     peer.ask("result", "tasks/result", json!({"taskId": task, "lastSeqNr": 0})).await;
     assert_eq!(peer.result("result").await["content"][0]["text"], "done");
@@ -558,17 +558,17 @@ async fn who_declares_no_draft_is_told_of_statuses_alone() {
 
 #[tokio::test]
 async fn a_result_is_waited_for_and_holds_nothing_up() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let mut peer = Peer::opened(&stage.server.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut peer = Peer::opened(&harness.server.server, streaming()).await;
     let task = peer.task("writes").await;
-    let mut act = stage.run().await;
-    act.writes("a").await;
+    let mut run = harness.run().await;
+    run.writes("a").await;
     peer.until_method("notifications/tasks/partial").await;
     peer.ask("result", "tasks/result", json!({"taskId": task})).await;
     peer.ping().await;
-    act.writes("b").await;
+    run.writes("b").await;
     peer.until_method("notifications/tasks/partial").await;
-    act.ends("done");
+    run.ends("done");
     let result = peer.result("result").await;
     assert_eq!((&result["content"][0]["text"], &result["_meta"]), (&json!("done"), &related(&task)));
     settle().await;
@@ -581,17 +581,17 @@ async fn a_result_is_waited_for_and_holds_nothing_up() {
 
 #[tokio::test]
 async fn a_streamed_call_is_answered_once_and_goes_on_as_partials() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let tasks = json!({"streaming": {"partial": {}}, "responses": {"modes": ["task", "streaming"]}});
-    let mut peer = Peer::opened(&stage.server.server, json!({"tasks": tasks})).await;
+    let mut peer = Peer::opened(&harness.server.server, json!({"tasks": tasks})).await;
     let call = json!({"name": "writes", "arguments": {}, "task": {"responseModes": ["streaming"]}});
     peer.ask("call", "tools/call", call).await;
-    let mut act = stage.run().await;
-    act.writes("a").await;
+    let mut run = harness.run().await;
+    run.writes("a").await;
     let first = peer.result("call").await;
     assert_eq!((&first["task"]["status"], first.get("partial-content")), (&json!("working"), None), "its output is told otherwise");
-    act.writes("b").await;
-    act.ends("ab");
+    run.writes("b").await;
+    run.ends("ab");
     peer.until_status("completed").await;
     settle().await;
     peer.ping().await;
@@ -611,9 +611,9 @@ async fn progress_and_log_lines_of_a_call_come_before_its_response() {
     peer.open(LATEST).await;
     peer.ask(1, "tools/call", json!({"name": "count", "arguments": {}, "_meta": {"progressToken": "p"}})).await;
     assert_eq!(peer.result(1).await["content"][0]["text"], "counted");
-    let told: Vec<&Value> = peer.seen.iter().filter(|message| message["method"] == "notifications/progress").collect();
-    assert!(told.iter().all(|message| message["params"]["progressToken"] == "p"), "{told:?}");
-    assert_eq!(told.last().expect("some progress")["params"]["progress"], 3.0);
+    let progress: Vec<&Value> = peer.seen.iter().filter(|message| message["method"] == "notifications/progress").collect();
+    assert!(progress.iter().all(|message| message["params"]["progressToken"] == "p"), "{progress:?}");
+    assert_eq!(progress.last().expect("some progress")["params"]["progress"], 3.0);
     peer.call(2, "noisy").await;
     peer.result(2).await;
     let lines = |peer: &Peer| {
@@ -668,8 +668,8 @@ async fn changed_lists_and_resources_are_told_from_the_handshake_on() {
     for _ in 0..2 {
         peer.until_method("notifications/tools/list_changed").await;
     }
-    let told = peer.seen.iter().filter(|message| message["method"] == "notifications/tools/list_changed").skip(before);
-    assert_eq!(told.filter(|message| message["params"]["_meta"].get(SUBSCRIPTION).is_some()).count(), 1);
+    let changes = peer.seen.iter().filter(|message| message["method"] == "notifications/tools/list_changed").skip(before);
+    assert_eq!(changes.filter(|message| message["params"]["_meta"].get(SUBSCRIPTION).is_some()).count(), 1);
 }
 
 // Calling off.
@@ -697,18 +697,18 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 
 #[tokio::test]
 async fn calling_off_a_wait_leaves_the_task_alone() {
-    let mut stage = ToolHarness::new().await;
-    let mut peer = Peer::opened(&stage.server.server, json!({})).await;
+    let mut harness = ToolHarness::new().await;
+    let mut peer = Peer::opened(&harness.server.server, json!({})).await;
     let task = peer.task("writes").await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     peer.ask("result", "tasks/result", json!({"taskId": task})).await;
     peer.ping().await;
     peer.cancel("result").await;
     // Nor does calling off the request that made it.
     peer.cancel("task").await;
     peer.ping().await;
-    assert!(!act.ctx.is_cancelled());
-    act.ends("done");
+    assert!(!run.ctx.is_cancelled());
+    run.ends("done");
     peer.until_status("completed").await;
     settle().await;
     peer.ping().await;

@@ -42,9 +42,9 @@ pub(crate) fn calling(modes: &[&str]) -> Value {
 
 /// A server whose tool `writes` shows its output while it is produced, and a client that can handle every mode.
 pub(crate) async fn staged(config: Config) -> (ToolHarness, LegacySession) {
-    let stage = ToolHarness::of(config, Tool::streams).await;
-    let legacy = LegacySession::declaring(&stage.server, capable_of(&ALL)).await;
-    (stage, legacy)
+    let harness = ToolHarness::of(config, Tool::streams).await;
+    let legacy = LegacySession::declaring(&harness.server, capable_of(&ALL)).await;
+    (harness, legacy)
 }
 
 /// A server whose tool `quick` is done at once, and a client that can handle every mode. Time stands still.
@@ -80,39 +80,39 @@ impl Opening {
 }
 
 /// A call in streaming mode, and the run that belongs to it.
-pub(crate) async fn call(stage: &mut ToolHarness, legacy: &LegacySession) -> (Opening, ToolRun) {
-    call_with(stage, legacy, asking(&["streaming"])).await
+pub(crate) async fn call(harness: &mut ToolHarness, legacy: &LegacySession) -> (Opening, ToolRun) {
+    call_with(harness, legacy, asking(&["streaming"])).await
 }
 
 /// A call with this `task`, and the run that belongs to it.
-pub(crate) async fn call_with(stage: &mut ToolHarness, legacy: &LegacySession, task: Value) -> (Opening, ToolRun) {
+pub(crate) async fn call_with(harness: &mut ToolHarness, legacy: &LegacySession, task: Value) -> (Opening, ToolRun) {
     let opening = Opening::of(legacy, task);
-    (opening, stage.run().await)
+    (opening, harness.run().await)
 }
 
 /// A call in streaming mode that has written `one`, which has come.
-pub(crate) async fn begun(stage: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun) {
-    let (opening, act) = call(stage, legacy).await;
-    act.writes("one").await;
+pub(crate) async fn begun(harness: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun) {
+    let (opening, run) = call(harness, legacy).await;
+    run.writes("one").await;
     let mut call = opening.opened().await;
     assert_eq!(call.part().await, json!([["1 one"], false, false]));
-    (call, act)
+    (call, run)
 }
 
 /// A call in streaming mode that has written [`FIVE`], which have come, and the results that brought them.
-pub(crate) async fn five(stage: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun, Vec<Value>) {
-    let (opening, act) = call(stage, legacy).await;
+pub(crate) async fn five(harness: &mut ToolHarness, legacy: &LegacySession) -> (Streamed, ToolRun, Vec<Value>) {
+    let (opening, run) = call(harness, legacy).await;
     for text in FIVE {
-        act.writes(text).await;
+        run.writes(text).await;
     }
     let mut call = opening.opened().await;
     let results = call.until(5).await;
-    (call, act, results)
+    (call, run, results)
 }
 
 /// Writes two segments at once.
-pub(crate) async fn writes_both(act: &ToolRun, one: &str, two: &str) {
-    with_timeout("the output", act.ctx.step([Content::text(one), Content::text(two)], &1)).await.expect("written");
+pub(crate) async fn writes_both(run: &ToolRun, one: &str, two: &str) {
+    with_timeout("the output", run.ctx.step([Content::text(one), Content::text(two)], &1)).await.expect("written");
 }
 
 /// A call in streaming mode: its stream, and what has come of it.
@@ -284,17 +284,17 @@ pub(crate) async fn gone(legacy: &LegacySession, task: &str) -> Value {
     with_timeout("the end of the task's time", asking).await
 }
 
-/// All that a standing stream tells up to this status of a task.
-pub(crate) async fn told_until(stand: &mut Sse, task: &str, status: &str) -> Vec<Value> {
-    let mut told = Vec::new();
+/// All messages of a standing stream up to this status of a task.
+pub(crate) async fn messages_until(stand: &mut Sse, task: &str, status: &str) -> Vec<Value> {
+    let mut messages = Vec::new();
     loop {
-        let message = stand.next().await.unwrap_or_else(|| panic!("the stream ended before {status}: {told:?}"));
+        let message = stand.next().await.unwrap_or_else(|| panic!("the stream ended before {status}: {messages:?}"));
         let is_last = message["method"] == "notifications/tasks/status"
             && message["params"]["taskId"] == task
             && message["params"]["status"] == status;
-        told.push(message);
+        messages.push(message);
         if is_last {
-            return told;
+            return messages;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The streams of a session: what is told on each, where one goes on that broke off, and how a call is called off.
+//! The streams of a session: what comes on each, where a stream that broke off is resumed, and how a call is cancelled.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
         tasks::{awaiting, brief, refusal, until_is},
     },
     shutdown::settle,
-    tasks::{Gate, count, life, quick, registry, reopened, tool, two_callers, with_limits},
+    tasks::{Gate, count, quick, registry, reopened, tool, two_callers, until_crash, with_limits},
     tool_harness::{HOUR, SECOND, ToolHarness, ToolRun, uncoalesced},
 };
 
@@ -39,15 +39,15 @@ pub(crate) async fn held(legacy: &LegacySession, clock: &ManualClock, gate: &Gat
 }
 
 /// The answer to a call of `writes` whose progress is asked for, and the run behind it, which has said that it is at 1.
-pub(crate) async fn told_call(stage: &mut ToolHarness, legacy: &LegacySession, message: &Value) -> (Sse, ToolRun) {
+pub(crate) async fn call_with_progress(harness: &mut ToolHarness, legacy: &LegacySession, message: &Value) -> (Sse, ToolRun) {
     let running = async {
-        let act = stage.run().await;
-        act.ctx.progress(Progress::at(1.0)).await.expect("it goes on");
-        act
+        let run = harness.run().await;
+        run.ctx.progress(Progress::at(1.0)).await.expect("it goes on");
+        run
     };
-    let (mut sse, act) = with_timeout("the stream of a call", async { tokio::join!(legacy.stream_message(message), running) }).await;
+    let (mut sse, run) = with_timeout("the stream of a call", async { tokio::join!(legacy.stream_message(message), running) }).await;
     assert_eq!(sse.until("notifications/progress").await["params"]["progress"], 1.0);
-    (sse, act)
+    (sse, run)
 }
 
 /// All events that still come.
@@ -61,14 +61,14 @@ pub(crate) async fn events(sse: &mut Sse) -> Vec<Event> {
 
 /// The next partials of a stream, in short; that somebody works is nothing new.
 async fn next_partials(sse: &mut Sse, count: usize) -> Vec<String> {
-    let mut told = Vec::new();
-    while told.len() < count {
-        let message = sse.next().await.unwrap_or_else(|| panic!("the stream ended after {told:?}"));
+    let mut briefs = Vec::new();
+    while briefs.len() < count {
+        let message = sse.next().await.unwrap_or_else(|| panic!("the stream ended after {briefs:?}"));
         if brief(&message) != "working" {
-            told.push(brief(&message));
+            briefs.push(brief(&message));
         }
     }
-    told
+    briefs
 }
 
 /// The one response among the messages that still come, which must be the last of them.
@@ -139,23 +139,23 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
     let server = TestServer::start(tools.clone()).await;
     let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
     let (mut sse, mut elsewhere) = (legacy.open_standing().await, other.open_standing().await);
-    // What must not be told would have come before the change that everybody is told of.
+    // A notification that must not come would have come before that of the change that everybody gets.
     let change = || {
         tools.resource_updated("test://b").resource_updated("test://a").tool(quick("quick")).expect("a tool");
     };
     assert_eq!(legacy.ok("resources/subscribe", json!({"uri": "test://a"})).await, json!({}));
     for _ in 0..2 {
         change();
-        let mut told = BTreeSet::new();
+        let mut changes = BTreeSet::new();
         for _ in 0..2 {
             let event = sse.event().await.expect("the stream goes on");
             assert_eq!(event.id, None);
             let message = event.message.expect("a message");
             let uri = message["params"]["uri"].as_str().unwrap_or_default();
-            told.insert(format!("{} {uri}", message["method"].as_str().expect("a method")));
+            changes.insert(format!("{} {uri}", message["method"].as_str().expect("a method")));
         }
         let expected = ["notifications/resources/updated test://a", "notifications/tools/list_changed "];
-        assert_eq!(told, BTreeSet::from(expected.map(str::to_owned)));
+        assert_eq!(changes, BTreeSet::from(expected.map(str::to_owned)));
         assert_eq!(elsewhere.next().await.expect("it goes on")["method"], "notifications/tools/list_changed");
     }
     assert_eq!(legacy.ok("resources/unsubscribe", json!({"uri": "test://a"})).await, json!({}));
@@ -167,35 +167,35 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
 
 #[tokio::test]
 async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&harness.server, streaming()).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.writes("a").await;
-    act.writes("b").await;
-    act.ends("done");
+    let mut run = harness.run().await;
+    run.writes("a").await;
+    run.writes("b").await;
+    run.ends("done");
     until_is(&legacy, &id, "completed").await;
     let mut sse = legacy.open_standing().await;
     assert_eq!(next_partials(&mut sse, 3).await, ["0 a", "1 b", "completed"]);
-    let elsewhere = LegacySession::declaring(&stage.server, streaming()).await;
+    let elsewhere = LegacySession::declaring(&harness.server, streaming()).await;
     let mut silent = elsewhere.open_standing().await;
-    stage.server.stop();
+    harness.server.stop();
     assert_eq!(silent.rest().await, Vec::<Value>::new(), "another session of the same caller did not make it");
 }
 
 #[tokio::test]
 async fn a_standing_stream_goes_on_where_it_broke_off() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&harness.server, streaming()).await;
     let mut sse = legacy.open_standing().await;
     let beginning = sse.last_id.clone().expect("an id");
-    let (one, mut first) = (legacy.start("writes", json!({})).await, stage.run().await);
+    let (one, mut first) = (legacy.start("writes", json!({})).await, harness.run().await);
     first.writes("a").await;
     first.writes("b").await;
     assert_eq!(next_partials(&mut sse, 2).await, ["0 a", "1 b"]);
     let broken = sse.last_id.clone().expect("an id");
     drop(sse);
-    let (other, mut second) = (legacy.start("writes", json!({})).await, stage.run().await);
+    let (other, mut second) = (legacy.start("writes", json!({})).await, harness.run().await);
     first.writes("c").await;
     second.writes("x").await;
     let mut sse = legacy.resume(&broken).await;
@@ -209,7 +209,7 @@ async fn a_standing_stream_goes_on_where_it_broke_off() {
     second.ends_with(Err(ToolError::new("no luck")));
     assert_eq!(next_partials(&mut sse, 1).await, ["failed"]);
     drop(sse);
-    // Whoever comes back to the beginning is told all of it again, in the same order.
+    // A client that resumes at the beginning gets all of it again, in the same order.
     let mut again = legacy.resume(&beginning).await;
     assert_eq!(next_partials(&mut again, 7).await, ["0 a", "1 b", "2 c", "0 x", "3 d", "completed", "failed"]);
     for (id, status) in [(one, "completed"), (other, "failed")] {
@@ -231,7 +231,7 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
         });
         registry([writes.task(TaskMode::Always).streams().retry_on_interrupt()])
     };
-    let (legacy, last) = life(async {
+    let (legacy, last) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::declaring(&server, streaming()).await;
         let mut sse = legacy.open_standing().await;
@@ -242,7 +242,7 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
         }
         (legacy, sse.last_id.expect("an id"))
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), uncoalesced(), &clock).await;
         let legacy = legacy.at(server.port);
         let mut sse = legacy.resume(&last).await;
@@ -257,44 +257,44 @@ async fn a_standing_stream_can_be_so_far_behind() {
     let mut limits = Limits::DEFAULT;
     limits.changes_per_session = 4;
     let config = with_limits(limits);
-    let mut stage = ToolHarness::with(config).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::with(config).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut ids = Vec::new();
     for _ in 0..12 {
         let id = legacy.start("writes", json!({})).await;
-        stage.run().await.ends("done");
+        harness.run().await.ends("done");
         until_is(&legacy, &id, "completed").await;
         ids.push(id);
     }
     let mut sse = legacy.open_standing().await;
-    let mut told = BTreeSet::new();
-    while !told.contains(&json!(ids[11]).to_string()) {
+    let mut reported = BTreeSet::new();
+    while !reported.contains(&json!(ids[11]).to_string()) {
         let status = sse.until("notifications/tasks/status").await["params"].clone();
         if status["status"] == "completed" {
-            told.insert(status["taskId"].to_string());
+            reported.insert(status["taskId"].to_string());
         }
     }
-    assert!(told.len() <= 4, "{} were told of, and no more than four changes are kept", told.len());
+    assert!(reported.len() <= 4, "{} were told of, and no more than four changes are kept", reported.len());
     for id in &ids {
         assert_eq!(legacy.get(id).await["status"], "completed", "what is not told is still there");
     }
     let id = legacy.start("writes", json!({})).await;
-    stage.run().await.ends("done");
+    harness.run().await.ends("done");
     while sse.until("notifications/tasks/status").await["params"]["taskId"] != *id {}
 }
 
 #[tokio::test]
 async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut sse = legacy.open_standing().await;
     legacy.start("writes", json!({})).await;
-    let act = stage.run().await;
-    // A line is told to who listens, and kept for nobody: it is said until it has come.
+    let run = harness.run().await;
+    // A line goes to streams that are open, and is not stored: the tool writes it until it has come.
     let talking = async {
         for _ in 0..1_000 {
-            act.ctx.log("debug", "too quiet");
-            act.ctx.log("warning", json!({"hm": 1}));
+            run.ctx.log("debug", "too quiet");
+            run.ctx.log("warning", json!({"hm": 1}));
             settle().await;
         }
     };
@@ -307,7 +307,7 @@ async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
         }
     };
     let (message, id) = tokio::select! {
-        told = line => told,
+        found = line => found,
         () = talking => panic!("no line has come"),
     };
     assert_eq!((&message["params"]["level"], &message["params"]["data"]), (&json!("warning"), &json!({"hm": 1})));
@@ -366,14 +366,14 @@ async fn progress_carries_the_token_as_it_came_and_precedes_the_response() {
 
 #[tokio::test]
 async fn progress_is_told_while_the_call_still_runs() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-    let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
-    act.ctx.progress(Progress::of(2.0, 2.0).message("nearly")).await.expect("it goes on");
-    let told = sse.until("notifications/progress").await;
-    assert_eq!(told["params"], json!({"progressToken": "p", "progress": 2.0, "total": 2.0, "message": "nearly"}));
-    act.ends("done");
+    let (mut sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
+    run.ctx.progress(Progress::of(2.0, 2.0).message("nearly")).await.expect("it goes on");
+    let notification = sse.until("notifications/progress").await;
+    assert_eq!(notification["params"], json!({"progressToken": "p", "progress": 2.0, "total": 2.0, "message": "nearly"}));
+    run.ends("done");
     assert_eq!(text_for(&message, &response(&mut sse).await), "done");
 }
 
@@ -429,33 +429,33 @@ async fn a_level_that_does_not_exist_is_refused() {
 
 #[tokio::test]
 async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
-    let mut stage = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
-    let legacy = LegacySession::declaring(&stage.server, streaming()).await;
+    let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
+    let legacy = LegacySession::declaring(&harness.server, streaming()).await;
     let mut standing = legacy.open_standing().await;
     let mut ids = vec![standing.last_id.clone().expect("an id")];
     let mut waiting = Vec::new();
     for _ in 0..2 {
         let id = legacy.start("writes", json!({})).await;
-        waiting.push((awaiting(&legacy, &id).await, stage.run().await));
+        waiting.push((awaiting(&legacy, &id).await, harness.run().await));
     }
     for _ in 0..2 {
         let message = call(&legacy, "writes", json!({"progressToken": 1}));
-        waiting.push(told_call(&mut stage, &legacy, &message).await);
+        waiting.push(call_with_progress(&mut harness, &legacy, &message).await);
     }
-    for (sse, act) in &mut waiting {
+    for (sse, run) in &mut waiting {
         ids.extend(sse.last_id.clone());
-        act.writes("a").await;
-        act.ctx.status("half way").await.expect("it goes on");
-        act.ends("done");
+        run.writes("a").await;
+        run.ctx.status("half way").await.expect("it goes on");
+        run.ends("done");
         let events = events(sse).await;
         let is_partial = |event: &&Event| event.message.as_ref().is_some_and(|message| message["method"] == "notifications/tasks/partial");
         assert!(events.iter().filter(is_partial).all(|event| event.id.is_some()), "{events:?}");
         ids.extend(events.into_iter().filter_map(|event| event.id));
     }
     legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.writes("a").await;
-    act.ends("done");
+    let mut run = harness.run().await;
+    run.writes("a").await;
+    run.ends("done");
     loop {
         let event = standing.event().await.expect("the stream goes on");
         ids.extend(event.id);
@@ -470,26 +470,26 @@ async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
 #[tokio::test]
 async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
     for version in VERSIONS {
-        let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-        let legacy = LegacySession::of(stage.server.port, None, version, json!({})).await;
+        let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+        let legacy = LegacySession::of(harness.server.port, None, version, json!({})).await;
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-        let (sse, mut act) = told_call(&mut stage, &legacy, &message).await;
+        let (sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
         let broken = sse.last_id.clone().expect("an id");
         drop(sse);
-        act.ctx.progress(Progress::at(2.0)).await.expect("nobody has stopped it");
+        run.ctx.progress(Progress::at(2.0)).await.expect("nobody has stopped it");
         let mut sse = legacy.resume(&broken).await;
         sse.read_prime().await;
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 2.0, "{version}");
-        act.ctx.progress(Progress::at(3.0)).await.expect("nobody has stopped it");
+        run.ctx.progress(Progress::at(3.0)).await.expect("nobody has stopped it");
         assert_eq!(sse.next().await.expect("it goes on")["params"]["progress"], 3.0);
         drop(sse);
-        act.ends("done");
+        run.ends("done");
         // As often as somebody asks.
         for _ in 0..2 {
             let rest = legacy.resume(&broken).await.rest().await;
             let (last, before) = rest.split_last().expect("a response");
-            let told: Vec<&Value> = before.iter().map(|message| &message["params"]["progress"]).collect();
-            assert_eq!(json!(told), json!([2.0, 3.0]), "{version}");
+            let progress: Vec<&Value> = before.iter().map(|message| &message["params"]["progress"]).collect();
+            assert_eq!(json!(progress), json!([2.0, 3.0]), "{version}");
             assert_eq!(text_for(&message, last), "done");
         }
     }
@@ -497,48 +497,48 @@ async fn the_stream_of_a_call_goes_on_where_it_broke_off() {
 
 #[tokio::test]
 async fn nothing_of_another_stream_is_told_to_who_comes_back() {
-    let mut stage = ToolHarness::of(two_callers(), |tool| tool).await;
+    let mut harness = ToolHarness::of(two_callers(), |tool| tool).await;
     let session = async |port, token: &'static str| LegacySession::of(port, Some(token), LATEST, json!({})).await;
-    let ann = session(stage.server.port, "ann-token").await;
+    let ann = session(harness.server.port, "ann-token").await;
     let standing = ann.open_standing().await;
     let messages = ["a", "b"].map(|token| call(&ann, "writes", json!({"progressToken": token})));
-    let (first, mut one) = told_call(&mut stage, &ann, &messages[0]).await;
-    let (second, mut other) = told_call(&mut stage, &ann, &messages[1]).await;
-    let places = [first.last_id.clone().expect("an id"), second.last_id.clone().expect("an id")];
+    let (first, mut one) = call_with_progress(&mut harness, &ann, &messages[0]).await;
+    let (second, mut other) = call_with_progress(&mut harness, &ann, &messages[1]).await;
+    let event_ids = [first.last_id.clone().expect("an id"), second.last_id.clone().expect("an id")];
     drop((first, second, standing));
     one.ends("one");
     other.ends("other");
-    for ((message, place), text) in messages.iter().zip(&places).zip(["one", "other"]) {
-        let rest = ann.resume(place).await.rest().await;
+    for ((message, event_id), text) in messages.iter().zip(&event_ids).zip(["one", "other"]) {
+        let rest = ann.resume(event_id).await.rest().await;
         let (last, before) = rest.split_last().expect("a response");
         assert_eq!(text_for(message, last), text);
         let token = &message["params"]["_meta"]["progressToken"];
-        assert!(before.iter().all(|told| told["params"]["progressToken"] == *token), "{before:?}");
+        assert!(before.iter().all(|note| note["params"]["progressToken"] == *token), "{before:?}");
     }
     // Nor to another caller, who has no such stream.
-    let bob = session(stage.server.port, "bob-token").await;
-    for place in &places {
-        assert_eq!(refused(&bob.http("GET", &[("Last-Event-ID", place.as_str())]).await), (400, -32602));
+    let bob = session(harness.server.port, "bob-token").await;
+    for event_id in &event_ids {
+        assert_eq!(refused(&bob.http("GET", &[("Last-Event-ID", event_id.as_str())]).await), (400, -32602));
     }
 }
 
 #[tokio::test]
 async fn a_place_in_no_stream_is_refused() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-    let (mut sse, mut act) = told_call(&mut stage, &legacy, &message).await;
+    let (mut sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
     let long = "9".repeat(3_000);
     for bad in ["x", "::", "%00", "../..", "'; DROP TABLE task; --", &long] {
         assert_eq!(refused(&legacy.http("GET", &[("Last-Event-ID", bad)]).await), (400, -32602), "{bad}");
     }
-    act.ends("done");
+    run.ends("done");
     assert_eq!(text_for(&message, &response(&mut sse).await), "done");
 }
 
 /// A call that is cut off by a crash of its server; the session, the request, and where it was.
 pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tools: Registry) -> (LegacySession, Value, String) {
-    life(async {
+    until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools, crate::kit::without_followups(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::open(&server).await;
         let message = call(&legacy, "slow", json!({}));
@@ -553,10 +553,10 @@ pub(crate) fn cut_off(dir: &Arc<TempDir>, clock: &ManualClock, gate: &Gate, tool
 fn the_stream_of_a_call_goes_on_after_a_crash_of_the_server() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
-    let (legacy, message, place) = cut_off(&dir, &clock, &gate, tools());
-    life(async {
+    let (legacy, message, event_id) = cut_off(&dir, &clock, &gate, tools());
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
-        let mut sse = legacy.at(server.port).resume(&place).await;
+        let mut sse = legacy.at(server.port).resume(&event_id).await;
         with_timeout("the second start", gate.started.wait()).await;
         gate.go.send();
         assert_eq!(text_for(&message, &response(&mut sse).await), "done");
@@ -568,13 +568,13 @@ fn the_stream_of_a_call_goes_on_after_a_crash_of_the_server() {
 fn a_call_that_cannot_be_run_again_after_a_crash_says_so_on_its_stream() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow")]);
-    let (legacy, message, place) = cut_off(&dir, &clock, &gate, tools());
-    life(async {
+    let (legacy, message, event_id) = cut_off(&dir, &clock, &gate, tools());
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
-        let answer = response(&mut legacy.at(server.port).resume(&place).await).await;
+        let answer = response(&mut legacy.at(server.port).resume(&event_id).await).await;
         assert_eq!(answer["id"], message["id"]);
-        let told = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
-        assert!(answer["result"]["isError"] == true && told.contains("failed: interrupted"), "{answer}");
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(answer["result"]["isError"] == true && text.contains("failed: interrupted"), "{answer}");
     });
     assert_eq!(gate.runs(), 1);
 }
@@ -605,8 +605,8 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
     standing.until("notifications/tools/list_changed").await;
     gate.go.send();
     gate.go.send();
-    for (message, place) in [(message, call_at), (wait, wait_at)] {
-        assert_eq!(text_for(&message, &response(&mut legacy.resume(&place).await).await), "done");
+    for (message, event_id) in [(message, call_at), (wait, wait_at)] {
+        assert_eq!(text_for(&message, &response(&mut legacy.resume(&event_id).await).await), "done");
     }
 }
 
@@ -632,29 +632,29 @@ async fn a_connection_is_not_ended_if_nothing_was_said_about_that() {
 
 #[tokio::test]
 async fn a_tool_can_end_the_connection_of_its_caller() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     for has_spoken in [true, false] {
         let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-        let (mut sse, mut act) = if has_spoken {
-            let (sse, act) = told_call(&mut stage, &legacy, &message).await;
-            act.ctx.disconnect(Duration::from_millis(300));
-            (sse, act)
+        let (mut sse, mut run) = if has_spoken {
+            let (sse, run) = call_with_progress(&mut harness, &legacy, &message).await;
+            run.ctx.disconnect(Duration::from_millis(300));
+            (sse, run)
         } else {
             let running = async {
-                let act = stage.run().await;
-                act.ctx.disconnect(Duration::from_millis(300));
-                act
+                let run = harness.run().await;
+                run.ctx.disconnect(Duration::from_millis(300));
+                run
             };
             with_timeout("the stream of a call", async { tokio::join!(legacy.stream_message(&message), running) }).await
         };
         let events = events(&mut sse).await;
         assert!(events.iter().any(|event| event.retry == Some(300)), "{events:?}");
         assert!(events.iter().all(|event| event.message.is_none()), "{events:?}");
-        assert!(!act.ctx.is_cancelled());
-        act.ends("done");
-        let place = sse.last_id.clone().expect("an id");
-        assert_eq!(text_for(&message, &response(&mut legacy.resume(&place).await).await), "done");
+        assert!(!run.ctx.is_cancelled());
+        run.ends("done");
+        let event_id = sse.last_id.clone().expect("an id");
+        assert_eq!(text_for(&message, &response(&mut legacy.resume(&event_id).await).await), "done");
     }
 }
 
@@ -697,8 +697,8 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
     let server = reopened(&dir, tools(), crate::kit::without_followups(), &clock).await;
     let legacy = legacy.at(server.port);
     let [call_at, wait_at, standing_at] = streams.map(|sse| sse.last_id.expect("an id"));
-    for (message, place) in [(message, call_at), (wait, wait_at)] {
-        assert_eq!(text_for(&message, &response(&mut legacy.resume(&place).await).await), "done");
+    for (message, event_id) in [(message, call_at), (wait, wait_at)] {
+        assert_eq!(text_for(&message, &response(&mut legacy.resume(&event_id).await).await), "done");
     }
     drop(legacy.resume(&standing_at).await);
     assert!(!gate.stopped.is_sent());
@@ -706,26 +706,26 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_stops_nothing() {
-    let mut stage = ToolHarness::of(Config::default(), |tool| tool).await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
+    let legacy = LegacySession::open(&harness.server).await;
     // Before anything has come back, and after. The same call would join the first.
     let mut message = call(&legacy, "writes", json!({}));
     message["params"]["arguments"]["other"] = true.into();
-    let connection = Client::new(stage.server.port).send(&legacy.headers(), message.to_string().as_bytes()).await;
-    let mut unheard = stage.run().await;
+    let connection = Client::new(harness.server.port).send(&legacy.headers(), message.to_string().as_bytes()).await;
+    let mut unheard = harness.run().await;
     drop(connection);
     let message = call(&legacy, "writes", json!({"progressToken": "p"}));
-    let (sse, mut act) = told_call(&mut stage, &legacy, &message).await;
-    let place = sse.last_id.clone().expect("an id");
+    let (sse, mut run) = call_with_progress(&mut harness, &legacy, &message).await;
+    let event_id = sse.last_id.clone().expect("an id");
     drop(sse);
     for _ in 0..5 {
         settle().await;
         legacy.ok("ping", json!({})).await;
     }
-    assert!(!unheard.ctx.is_cancelled() && !act.ctx.is_cancelled());
+    assert!(!unheard.ctx.is_cancelled() && !run.ctx.is_cancelled());
     unheard.ends("done");
-    act.ends("done");
-    assert_eq!(text_for(&message, &response(&mut legacy.resume(&place).await).await), "done");
+    run.ends("done");
+    assert_eq!(text_for(&message, &response(&mut legacy.resume(&event_id).await).await), "done");
 }
 
 // Calling off.

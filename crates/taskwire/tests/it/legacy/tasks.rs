@@ -11,7 +11,7 @@ use taskwire::{
 use crate::{
     kit::{Response, TempDir, TestServer, manual_clock, with_timeout},
     legacy::kit::{LegacySession, RELATED, Sse, session_of},
-    tasks::{Gate, life, quick, registry, reopened, two_callers},
+    tasks::{Gate, quick, registry, reopened, two_callers, until_crash},
     tool_harness::{HOUR, MS, SECOND, ToolHarness, not_found, text_of},
 };
 
@@ -35,11 +35,11 @@ pub(crate) async fn awaiting(legacy: &LegacySession, task: &str) -> Sse {
 }
 
 /// The parameters of the next status on a stream that fits.
-pub(crate) async fn until_told(events: &mut Sse, fits: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn until_status(events: &mut Sse, fits: impl Fn(&Value) -> bool) -> Value {
     loop {
-        let told = events.until("notifications/tasks/status").await["params"].clone();
-        if fits(&told) {
-            return told;
+        let status = events.until("notifications/tasks/status").await["params"].clone();
+        if fits(&status) {
+            return status;
         }
     }
 }
@@ -89,9 +89,9 @@ pub(crate) fn brief(message: &Value) -> String {
 
 /// Messages in short. That a task is at work may be said first, or twice: that is nothing new.
 pub(crate) fn story(messages: &[Value]) -> Vec<String> {
-    let mut told: Vec<String> = messages.iter().map(brief).skip_while(|brief| brief == "working").collect();
-    told.dedup();
-    told
+    let mut briefs: Vec<String> = messages.iter().map(brief).skip_while(|brief| brief == "working").collect();
+    briefs.dedup();
+    briefs
 }
 
 /// The code of an error, which comes with a good status of HTTP.
@@ -224,15 +224,15 @@ async fn the_same_call_under_the_same_key_is_the_same_task() {
 
 #[tokio::test]
 async fn a_result_is_waited_for_and_comes_behind_everything_else() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut events = legacy.stream_message(&message).await;
-    act.ctx.status("half way").await.expect("said");
-    until_told(&mut events, |told| told["statusMessage"] == "half way").await;
-    act.ends("done");
+    run.ctx.status("half way").await.expect("said");
+    until_status(&mut events, |status| status["statusMessage"] == "half way").await;
+    run.ends("done");
     let rest = events.rest().await;
     assert_eq!(story(&rest), ["completed", "= done"]);
     let response = rest.last().expect("a response");
@@ -252,10 +252,10 @@ fn ends() -> [(&'static str, Result<CallResult, ToolError>, Value); 3] {
 #[tokio::test]
 async fn the_result_of_an_ended_task_is_what_its_call_would_have_given() {
     for (status, end, mut expected) in ends() {
-        let mut stage = ToolHarness::new().await;
-        let legacy = LegacySession::open(&stage.server).await;
+        let mut harness = ToolHarness::new().await;
+        let legacy = LegacySession::open(&harness.server).await;
         let id = legacy.start("writes", json!({})).await;
-        stage.run().await.ends_with(end);
+        harness.run().await.ends_with(end);
         let task = until_is(&legacy, &id, status).await;
         if let Some(result) = expected.get_mut("result") {
             result["_meta"] = related(&id);
@@ -275,10 +275,10 @@ async fn the_result_of_an_ended_task_is_what_its_call_would_have_given() {
 
 #[tokio::test]
 async fn a_cancelled_task_is_so_at_once_and_for_good() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let mut events = awaiting(&legacy, &id).await;
     let cancelled = legacy.cancel(&id).await;
     assert_eq!((&cancelled["status"], &cancelled["taskId"]), (&json!("cancelled"), &json!(id)));
@@ -288,8 +288,8 @@ async fn a_cancelled_task_is_so_at_once_and_for_good() {
     let error = &rest.last().expect("a response")["error"];
     assert!(error["message"].as_str().is_some_and(|text| text.contains("cancelled")), "{error}");
     assert_eq!(error["data"], json!({"taskId": id, "status": "cancelled"}));
-    with_timeout("the word to stop", act.ctx.cancelled()).await;
-    act.ends("too late");
+    with_timeout("the word to stop", run.ctx.cancelled()).await;
+    run.ends("too late");
     assert_eq!(refusal(&legacy, "tasks/cancel", json!({"taskId": id})).await, -32602);
     assert_eq!(&legacy.error("tasks/result", json!({"taskId": id})).await, error);
     assert_eq!(legacy.get(&id).await, cancelled);
@@ -298,10 +298,10 @@ async fn a_cancelled_task_is_so_at_once_and_for_good() {
 #[tokio::test]
 async fn a_task_that_has_ended_cannot_be_cancelled() {
     for (status, end, _) in ends() {
-        let mut stage = ToolHarness::new().await;
-        let legacy = LegacySession::open(&stage.server).await;
+        let mut harness = ToolHarness::new().await;
+        let legacy = LegacySession::open(&harness.server).await;
         let id = legacy.start("writes", json!({})).await;
-        stage.run().await.ends_with(end);
+        harness.run().await.ends_with(end);
         let task = until_is(&legacy, &id, status).await;
         assert_eq!(refusal(&legacy, "tasks/cancel", json!({"taskId": id})).await, -32602);
         assert_eq!(legacy.get(&id).await, task);
@@ -310,16 +310,16 @@ async fn a_task_that_has_ended_cannot_be_cancelled() {
 
 #[tokio::test]
 async fn two_may_wait_for_one_task_and_each_has_its_answer() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let mut streams = Vec::new();
     for _ in 0..2 {
         let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
         streams.push((message["id"].clone(), legacy.stream_message(&message).await));
     }
-    act.ends("done");
+    run.ends("done");
     let mut ends = 0;
     for (request, events) in &mut streams {
         let rest = events.rest().await;
@@ -333,11 +333,11 @@ async fn two_may_wait_for_one_task_and_each_has_its_answer() {
 
 #[tokio::test]
 async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let call = legacy.message(legacy.next_id(), "tools/call", json!({"name": "writes", "arguments": {}, "task": {}}));
     let id = id_of(&legacy.post(&call).await.json()["result"]);
-    let mut act = stage.run().await;
+    let mut run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut events = legacy.stream_message(&message).await;
     for request in [&call["id"], &message["id"]] {
@@ -347,10 +347,10 @@ async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
     assert!(!rest.iter().any(is_response), "it is not answered: {rest:?}");
     // Nor does going away.
     drop(awaiting(&legacy, &id).await);
-    act.writes("still at work").await;
-    assert!(!act.ctx.is_cancelled());
+    run.writes("still at work").await;
+    assert!(!run.ctx.is_cancelled());
     assert_eq!(legacy.get(&id).await["status"], "working");
-    act.ends("done");
+    run.ends("done");
     assert_eq!(text_of(&legacy.result(&id).await["content"]), "done");
 }
 
@@ -358,41 +358,41 @@ async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
 
 #[tokio::test]
 async fn a_request_is_about_the_task_in_its_parameters_whatever_its_metadata_says() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let mut tasks = Vec::new();
     for _ in 0..3 {
-        tasks.push((legacy.start("writes", json!({})).await, stage.run().await));
+        tasks.push((legacy.start("writes", json!({})).await, harness.run().await));
     }
-    let (other, _its_act) = tasks.pop().expect("three");
+    let (other, _its_run) = tasks.pop().expect("three");
     let ask = |id: &str| json!({"taskId": id, "_meta": related(&other)});
-    let (mine, mut act) = tasks.pop().expect("two");
+    let (mine, mut run) = tasks.pop().expect("two");
     assert_eq!(legacy.ok("tasks/get", ask(&mine)).await["taskId"], mine);
-    act.ends("mine");
+    run.ends("mine");
     let result = legacy.ok("tasks/result", ask(&mine)).await;
     assert_eq!((text_of(&result["content"]), &result["_meta"]), ("mine".to_owned(), &related(&mine)));
-    let (cancelled, _act) = tasks.pop().expect("one");
+    let (cancelled, _run) = tasks.pop().expect("one");
     assert_eq!(legacy.ok("tasks/cancel", ask(&cancelled)).await["taskId"], cancelled);
     assert_eq!(legacy.get(&other).await["status"], "working");
 }
 
 #[tokio::test]
 async fn statuses_and_answers_about_tasks_are_plain_and_name_the_task_themselves() {
-    let mut stage = ToolHarness::new().await;
-    let legacy = LegacySession::open(&stage.server).await;
+    let mut harness = ToolHarness::new().await;
+    let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
-    let mut act = stage.run().await;
-    act.ctx.status("early").await.expect("said");
+    let mut run = harness.run().await;
+    run.ctx.status("early").await.expect("said");
     let mut standing = legacy.open_standing().await;
-    until_told(&mut standing, |told| told["statusMessage"] == "early").await;
+    until_status(&mut standing, |status| status["statusMessage"] == "early").await;
     for said in ["one", "two", "three"] {
-        act.ctx.status(said).await.expect("said");
-        let told = until_told(&mut standing, |told| told["statusMessage"] == said).await;
-        assert_eq!(told, legacy.get(&id).await, "the whole task and no metadata");
+        run.ctx.status(said).await.expect("said");
+        let status = until_status(&mut standing, |status| status["statusMessage"] == said).await;
+        assert_eq!(status, legacy.get(&id).await, "the whole task and no metadata");
     }
-    act.ends("done");
-    let told = until_told(&mut standing, |told| told["status"] == "completed").await;
-    assert_eq!(told, legacy.get(&id).await);
+    run.ends("done");
+    let status = until_status(&mut standing, |status| status["status"] == "completed").await;
+    assert_eq!(status, legacy.get(&id).await);
     let cancelled = legacy.start("writes", json!({})).await;
     let requests = [("tasks/get", json!({"taskId": id})), ("tasks/list", json!({})), ("tasks/cancel", json!({"taskId": cancelled}))];
     for (method, params) in requests {
@@ -404,28 +404,28 @@ async fn statuses_and_answers_about_tasks_are_plain_and_name_the_task_themselves
 #[tokio::test]
 async fn progress_is_told_under_the_first_token_and_grows_until_the_end() {
     for token in [json!("p"), json!(7)] {
-        let mut stage = ToolHarness::new().await;
-        let legacy = LegacySession::open(&stage.server).await;
+        let mut harness = ToolHarness::new().await;
+        let legacy = LegacySession::open(&harness.server).await;
         let mut standing = legacy.open_standing().await;
         let call = json!({"name": "writes", "arguments": {}, "task": {}, "_meta": {"progressToken": token}});
         let id = id_of(&legacy.ok("tools/call", call).await);
-        let mut act = stage.run().await;
-        act.ctx.progress(Progress::of(1.0, 4.0).message("one")).await.expect("said");
+        let mut run = harness.run().await;
+        run.ctx.progress(Progress::of(1.0, 4.0).message("one")).await.expect("said");
         let full = json!({"progressToken": token, "progress": 1.0, "total": 4.0, "message": "one", "_meta": related(&id)});
         assert_eq!(standing.until("notifications/progress").await["params"], full);
-        act.ctx.progress(Progress::at(0.5).message("what does not grow is no progress")).await.expect("said");
-        act.ctx.progress(Progress::at(2.0)).await.expect("said");
+        run.ctx.progress(Progress::at(0.5).message("what does not grow is no progress")).await.expect("said");
+        run.ctx.progress(Progress::at(2.0)).await.expect("said");
         let bare = |n: f64| json!({"progressToken": token, "progress": n, "message": format!("{n} done"), "_meta": related(&id)});
         assert_eq!(standing.until("notifications/progress").await["params"], bare(2.0));
         let mut events = awaiting(&legacy, &id).await;
-        act.ctx.progress(Progress::at(3.0)).await.expect("said");
-        // It goes where its task is waited for. What was told elsewhere is not told again.
+        run.ctx.progress(Progress::at(3.0)).await.expect("said");
+        // It goes to the stream that waits for the task. What another stream had is not sent again.
         assert_eq!(events.until("notifications/progress").await["params"], bare(3.0));
-        act.ends("done");
+        run.ends("done");
         assert_eq!(story(&events.rest().await), ["completed", "= done"]);
-        let _ = act.ctx.progress(Progress::at(4.0)).await;
+        let _ = run.ctx.progress(Progress::at(4.0)).await;
         legacy.start("writes", json!({})).await;
-        let next = stage.run().await;
+        let next = harness.run().await;
         next.ctx.status("the next task").await.expect("said");
         loop {
             let message = standing.next().await.expect("the stream goes on");
@@ -445,9 +445,9 @@ async fn the_time_to_live_is_as_asked_for_within_what_is_kept_and_truthful() {
     let tools = registry([gate.tool("slow"), Gate::new().tool("other")]);
     let server = TestServer::start_with(tools, Config::default(), Arc::new(clock.clone())).await;
     let legacy = LegacySession::open(&server).await;
-    for (asked, given) in [(1, 1), (3_600_000, 3_600_000), (3_600_001, 3_600_000), (9_007_199_254_740_991_u64, 3_600_000)] {
+    for (asked, granted) in [(1, 1), (3_600_000, 3_600_000), (3_600_001, 3_600_000), (9_007_199_254_740_991_u64, 3_600_000)] {
         let created = legacy.task("other", json!({}), json!({"ttl": asked})).await;
-        assert_eq!(created["task"]["ttl"], given, "for {asked}");
+        assert_eq!(created["task"]["ttl"], granted, "for {asked}");
     }
     let id = id_of(&legacy.task("slow", json!({}), json!({"ttl": MINUTE_MS})).await);
     let ttl = async || legacy.get(&id).await["ttl"].as_u64().expect("a number");
@@ -549,7 +549,7 @@ async fn tasks_belong_to_their_caller_and_to_nobody_else() {
     let other = bob.start("slow", json!({})).await;
     let page = bob.ok("tasks/list", json!({})).await;
     assert_eq!(listed(&ann.ok("tasks/list", json!({})).await), std::slice::from_ref(&hers));
-    // A place in his list is not one in hers.
+    // A cursor of his list is none of hers.
     let stolen = ann.raw("tasks/list", json!({"cursor": page["nextCursor"]})).await.json();
     assert!(page["nextCursor"].is_string() && ![&his, &other].iter().any(|id| stolen.to_string().contains(*id)), "{stolen}");
     let (unknown, upper, longer) = ("0".repeat(32), his.to_uppercase(), format!("{his}0"));
@@ -572,7 +572,7 @@ async fn tasks_belong_to_their_caller_and_to_nobody_else() {
 fn tasks_and_their_results_are_there_after_a_crash() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([quick("quick"), gate.tool("slow")]);
-    let (legacy, ended, result, cut) = life(async {
+    let (legacy, ended, result, cut) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), Config::default(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::open(&server).await;
         let ended = legacy.start("quick", json!({})).await;
@@ -581,7 +581,7 @@ fn tasks_and_their_results_are_there_after_a_crash() {
         with_timeout("the start", gate.started.wait()).await;
         (legacy, ended, result, cut)
     });
-    life(async {
+    until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let legacy = legacy.at(server.port);
         assert_eq!(legacy.result(&ended).await, result);

@@ -29,21 +29,21 @@ here: the session is `session-1`, its tasks `task-1` and so on, and the ids of e
 
 /// A run that begins with a chunk.
 async fn run_and_write(runs: &mut Runs, text: &str) -> ToolRun {
-    let act = run_of(runs).await;
-    act.writes(text).await;
-    act
+    let run = run_of(runs).await;
+    run.writes(text).await;
+    run
 }
 
 /// A run that begins by saying how far it is.
 async fn run_and_progress(runs: &mut Runs, message: &str) -> ToolRun {
-    let act = run_of(runs).await;
-    progresses(&act, 1.0, message).await;
-    act
+    let run = run_of(runs).await;
+    progresses(&run, 1.0, message).await;
+    run
 }
 
 /// Says how far a run is, of three.
-async fn progresses(act: &ToolRun, done: f64, message: &str) {
-    with_timeout("the progress", act.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
+async fn progresses(run: &ToolRun, done: f64, message: &str) {
+    with_timeout("the progress", run.ctx.progress(Progress::of(done, 3.0).message(message))).await.expect("it may say so");
 }
 
 /// A server of storytellers on which time stands still.
@@ -115,15 +115,15 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
     let called = session.ask("tools/call", json!({"name": "tell", "arguments": {}, "task": {"ttl": 60_000}})).await;
     let task = task_of(&called);
     session.recorder.alias(&task, "task-1");
-    let mut act = run_of(&mut runs).await;
+    let mut run = run_of(&mut runs).await;
 
     session.recorder.step("Its state", "Whoever has the handle can ask how the task is getting on, as often as `pollInterval` says.");
-    with_timeout("the status", act.ctx.status("looking for a keeper")).await.expect("it may say so");
+    with_timeout("the status", run.ctx.status("looking for a keeper")).await.expect("it may say so");
     let state = session.ask("tasks/get", json!({"taskId": task})).await;
     assert_eq!(state["result"]["status"], "working");
 
     session.recorder.remark("The tool needs to know something that only the person in front of the client knows.");
-    let ctx = act.ctx.clone();
+    let ctx = run.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("keeper", name_form("What is the keeper's name?")).await });
     with_timeout("the question", server.client().until(&task, "input_required")).await;
     let state = session.ask("tasks/get", json!({"taskId": task})).await;
@@ -148,7 +148,7 @@ async fn a_task_goes_over_the_wire_as_the_document_shows() {
         "The same stream ends with the task's last state and the response to `tasks/result`: what the call would have returned, and the \
          name of its task.",
     );
-    act.ends(format!("{} lit the lamp again.", name_in(&answer)));
+    run.ends(format!("{} lit the lamp again.", name_in(&answer)));
     let response = session.hear_out(waiting).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(waiting_id), &json!("Ida lit the lamp again.")));
 
@@ -203,23 +203,23 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
     let called = session.ask("tools/call", json!({"name": "tell", "arguments": {}, "task": {}})).await;
     let task = task_of(&called);
     session.recorder.alias(&task, "task-1");
-    let mut act = run_of(&mut runs).await;
+    let mut run = run_of(&mut runs).await;
 
     session.recorder.step(
         "Output",
         "Each chunk comes as soon as it is stored. `seq` counts the chunks of the task from 0 without a gap. What was written is added to \
          what came before, never put in its place.",
     );
-    act.writes(TOKENS[0]).await;
+    run.writes(TOKENS[0]).await;
     session.hear_until(&mut standing, is_partial(0)).await;
     session.recorder.remark("The tool writes its second token.");
-    act.writes(TOKENS[1]).await;
+    run.writes(TOKENS[1]).await;
     session.hear_until(&mut standing, is_partial(1)).await;
 
     session.recorder.remark("The connection breaks. The task goes on: two more tokens are written while nobody listens.");
     let last = standing.cut();
-    act.writes(TOKENS[2]).await;
-    act.writes(TOKENS[3]).await;
+    run.writes(TOKENS[2]).await;
+    run.writes(TOKENS[3]).await;
     session.recorder.step(
         "Resuming",
         "The client names the last event that it has, and the stream goes on behind it as if nothing had happened. It would do the same \
@@ -235,16 +235,16 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
     );
     let mut waiting = session.stream("tasks/result", json!({"taskId": task})).await;
     let waiting_id = session.last_id;
-    act.writes(TOKENS[4]).await;
+    run.writes(TOKENS[4]).await;
     session.hear_until(&mut waiting, is_partial(4)).await;
-    act.writes(TOKENS[5]).await;
+    run.writes(TOKENS[5]).await;
     session.hear_until(&mut waiting, is_partial(5)).await;
 
     session.recorder.step(
         "The end",
         "Nothing of a task comes behind its last state. What was streamed is for watching; the result that counts is that of the task.",
     );
-    act.ends(TOKENS.concat());
+    run.ends(TOKENS.concat());
     let response = session.hear_out(waiting).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(waiting_id), &json!(TOKENS.concat())));
     drop(standing);
@@ -279,20 +279,20 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
          segment, and `seqNr` counts the segments of the task from 1.",
     );
     let call = json!({"name": "tell", "arguments": {}, "task": {"responseModes": ["streaming", "task"]}});
-    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_write(&mut runs, TOKENS[0]));
+    let (mut stream, mut run) = tokio::join!(session.stream("tools/call", call), run_and_write(&mut runs, TOKENS[0]));
     let call_id = session.last_id;
     let first = session.hear_until(&mut stream, has_segment(1)).await;
     let task = task_of(&first);
     session.recorder.alias(&task, "task-1");
     session.recorder.remark("The tool writes its second token. The response has the id of the same request.");
-    act.writes(TOKENS[1]).await;
+    run.writes(TOKENS[1]).await;
     let second = session.hear_until(&mut stream, has_segment(2)).await;
     assert_eq!((&first["id"], &second["id"]), (&json!(call_id), &json!(call_id)));
 
     session.recorder.remark("The connection breaks. The task goes on: two more tokens are written while nobody listens.");
     let last = stream.cut();
-    act.writes(TOKENS[2]).await;
-    act.writes(TOKENS[3]).await;
+    run.writes(TOKENS[2]).await;
+    run.writes(TOKENS[3]).await;
     session.recorder.step(
         "Resuming the stream",
         "The client names the last event that it has and gets what followed, still under the id of its call. It would do the same after a \
@@ -303,7 +303,7 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
 
     session.recorder.remark("The connection breaks again, and the tool writes its fifth token.");
     let last = stream.cut();
-    act.writes(TOKENS[4]).await;
+    run.writes(TOKENS[4]).await;
     session.recorder.step(
         "Asking for the rest",
         "A client that cannot keep a stream open asks for what follows the last segment that it has. This never waits: while the task is \
@@ -319,10 +319,10 @@ async fn response_modes_go_over_the_wire_as_the_document_shows() {
     );
     let mut stream = session.resume(&last).await;
     session.hear_until(&mut stream, has_segment(5)).await;
-    act.writes(TOKENS[5]).await;
+    run.writes(TOKENS[5]).await;
     session.hear_until(&mut stream, has_segment(6)).await;
     session.recorder.remark("The tool returns the whole story. It is what was written, so there is no segment for it.");
-    act.ends(TOKENS.concat());
+    run.ends(TOKENS.concat());
     let end = session.hear_out(stream).await.expect("a response");
     assert_eq!((&end["id"], &end["result"]["isComplete"]), (&json!(call_id), &json!(true)));
 
@@ -370,22 +370,22 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
          an id and nothing else, and what can be told again has an id, too.",
     );
     let call = json!({"name": "tell", "arguments": {}, "_meta": {"progressToken": "story-1"}});
-    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
+    let (mut stream, mut run) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
     let call_id = session.last_id;
     session.hear_until(&mut stream, is("notifications/progress")).await;
     session.recorder.remark("The tool sends a line for the client's log. It is not stored here: it has no id, and is told once or never.");
-    act.ctx.log("info", "the oil is low");
+    run.ctx.log("info", "the oil is low");
     session.hear_until(&mut stream, is("notifications/message")).await;
 
     session.recorder.step("A question", "The question comes as a request of the server, and the client posts the response to it.");
-    let ctx = act.ctx.clone();
+    let ctx = run.ctx.clone();
     let asking = tokio::spawn(async move { ctx.ask("keeper", name_form("What is the keeper's name?")).await });
     let question = session.hear_until(&mut stream, is("elicitation/create")).await;
     session.answer(&question, accept("Ida")).await;
     let answer = with_timeout("the answer", asking).await.expect("no panic").expect("an answer");
 
     session.recorder.step("The response", "The response is the last message of the stream.");
-    act.ends(format!("{} lit the lamp again.", name_in(&answer)));
+    run.ends(format!("{} lit the lamp again.", name_in(&answer)));
     let response = session.hear_out(stream).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(call_id), &json!("Ida lit the lamp again.")));
 
@@ -395,20 +395,20 @@ async fn plain_calls_go_over_the_wire_as_the_document_shows() {
          comes back. The stream has no response yet: the call goes on.",
     );
     let call = json!({"name": "tell", "arguments": {}, "_meta": {"progressToken": "story-2"}});
-    let (mut stream, mut act) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
+    let (mut stream, mut run) = tokio::join!(session.stream("tools/call", call), run_and_progress(&mut runs, "lit the lamp"));
     let call_id = session.last_id;
     session.hear_until(&mut stream, is("notifications/progress")).await;
-    act.ctx.disconnect(Duration::from_secs(2));
+    run.ctx.disconnect(Duration::from_secs(2));
     while session.event(&mut stream).await.is_some() {}
     let last = stream.cut();
     session.recorder.remark("The tool goes on while nobody listens.");
-    progresses(&act, 2.0, "filled the lamp").await;
+    progresses(&run, 2.0, "filled the lamp").await;
 
     session.recorder.step("The client comes back", "With the last event that it has, the client gets what followed it.");
     let mut stream = session.resume(&last).await;
     session.hear_until(&mut stream, is("notifications/progress")).await;
     session.recorder.remark("The tool returns.");
-    act.ends("The lamp is lit.");
+    run.ends("The lamp is lit.");
     let response = session.hear_out(stream).await.expect("a response");
     assert_eq!((&response["id"], &response["result"]["content"][0]["text"]), (&json!(call_id), &json!("The lamp is lit.")));
     session.recorder.finish("legacy-call.md");

@@ -1,4 +1,4 @@
-//! Questions to a caller that knows no tasks: each is a round of its call.
+//! Questions to a caller without tasks: each is a round of its call.
 
 use taskwire::tool::{InputRequired, Question};
 

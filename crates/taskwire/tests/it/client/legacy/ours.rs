@@ -45,19 +45,19 @@ async fn a_call_has_its_result_as_a_task_or_not() {
 #[tokio::test]
 async fn output_comes_as_it_is_made() {
     for way in 0..2 {
-        let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-        let client = client_of(ways(&stage.server)[way].clone(), Options::default()).await;
-        let (mut run, mut act) = tokio::join!(starts(&client, "writes"), stage.run());
-        let Some(Event::Task(reference)) = next_notable(&mut run).await else { panic!("it is a task") };
+        let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+        let client = client_of(ways(&harness.server)[way].clone(), Options::default()).await;
+        let (mut call, mut run) = tokio::join!(starts(&client, "writes"), harness.run());
+        let Some(Event::Task(reference)) = next_notable(&mut call).await else { panic!("it is a task") };
         assert_eq!((reference.era, reference.tool.as_str(), reference.next), (Era::Legacy, "writes", 0));
         for (n, text) in ["one", "two", "three"].into_iter().enumerate() {
-            act.writes(text).await;
-            assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} {text}")]);
+            run.writes(text).await;
+            assert_eq!(next_briefs(&mut call, 1).await, [format!("{n} {text}")]);
         }
-        assert_eq!(run.reference().map(|reference| reference.next), Some(3));
-        act.writes("four").await;
-        act.ends("done");
-        assert_eq!(rest(&mut run).await, ["3 four", "done: done"]);
+        assert_eq!(call.reference().map(|reference| reference.next), Some(3));
+        run.writes("four").await;
+        run.ends("done");
+        assert_eq!(rest(&mut call).await, ["3 four", "done: done"]);
     }
 }
 
@@ -67,11 +67,11 @@ async fn asks_and_is_answered() {
         let server = TestServer::start(registry([asks().task(mode)])).await;
         for target in ways(&server) {
             let client = client_of(target.clone(), Options::default()).await;
-            let mut run = starts(&client, "asks").await;
-            let input = asked(&mut run).await;
+            let mut call = starts(&client, "asks").await;
+            let input = asked(&mut call).await;
             assert_eq!(input.message, "Name?");
-            with_timeout("the answer", run.answer(&input.key, ada())).await.expect("taken");
-            assert_eq!(last(&mut run).await, "done: Ada", "{mode:?} at {target}");
+            with_timeout("the answer", call.answer(&input.key, ada())).await.expect("taken");
+            assert_eq!(last(&mut call).await, "done: Ada", "{mode:?} at {target}");
             // And by who was named to answer.
             let options = Options { question_handler: Some(answer_with(|_: Question| async { ada() })), ..Options::default() };
             let client = client_of(target.clone(), options).await;
@@ -86,14 +86,14 @@ async fn is_answered_by_somebody_else_and_picked_up_again() {
     let server = TestServer::start(registry([asks()])).await;
     let [target, _] = ways(&server);
     let client = client_of(target.clone(), Options::default()).await;
-    let mut run = starts(&client, "asks").await;
-    let key = asked(&mut run).await.key;
-    let reference = run.detach().expect("it is a task");
+    let mut call = starts(&client, "asks").await;
+    let key = asked(&mut call).await.key;
+    let reference = call.detach().expect("it is a task");
     let task = reference.task.clone().expect("a name");
     let other = client_of(target, Options::default()).await;
     with_timeout("the answer", other.answer(&task, &key, ada())).await.expect("taken");
-    let mut run = with_timeout("the run", other.attach(&reference)).await.expect("a run");
-    assert_eq!(last(&mut run).await, "done: Ada");
+    let mut call = with_timeout("the run", other.attach(&reference)).await.expect("a run");
+    assert_eq!(last(&mut call).await, "done: Ada");
 }
 
 #[tokio::test]
@@ -102,14 +102,14 @@ async fn is_called_off() {
         let gate = Gate::new();
         let server = TestServer::start(registry([gate.tool("slow")])).await;
         let client = client_of(ways(&server)[way].clone(), Options::default()).await;
-        let mut run = starts(&client, "slow").await;
+        let mut call = starts(&client, "slow").await;
         with_timeout("the tool", gate.started.wait()).await;
-        let task = run.reference().and_then(|reference| reference.task).expect("it is a task");
-        with_timeout("the answer", run.cancel()).await.expect("asked for");
-        assert!(last(&mut run).await.starts_with("cancelled"));
+        let task = call.reference().and_then(|reference| reference.task).expect("it is a task");
+        with_timeout("the answer", call.cancel()).await.expect("asked for");
+        assert!(last(&mut call).await.starts_with("cancelled"));
         with_timeout("the word to stop", gate.stopped.wait()).await;
-        let view = with_timeout("a look", client.task(&task)).await.expect("it is there");
-        assert_eq!(view.status, Status::Cancelled);
+        let snapshot = with_timeout("a look", client.task(&task)).await.expect("it is there");
+        assert_eq!(snapshot.status, Status::Cancelled);
         with_timeout("the answer", client.cancel(&task)).await.expect("it is off already");
     }
 }
@@ -126,9 +126,9 @@ async fn stops_a_held_call_that_nobody_wants_any_more() {
         });
         let server = TestServer::start(registry([slow.task(TaskMode::Never)])).await;
         let client = client_of(ways(&server)[way].clone(), Options::default()).await;
-        let mut run = starts(&client, "slow").await;
-        assert_eq!(next_briefs(&mut run, 1).await, ["progress 1 of 2: half"]);
-        drop(run);
+        let mut call = starts(&client, "slow").await;
+        assert_eq!(next_briefs(&mut call, 1).await, ["progress 1 of 2: half"]);
+        drop(call);
         with_timeout("the word to stop", gate.stopped.wait()).await;
     }
 }
@@ -141,31 +141,31 @@ async fn fails_in_either_way_and_is_understood() {
     for target in ways(&server) {
         let client = client_of(target, Options::default()).await;
         for (name, expected) in [("says", "tool failed: bad"), ("fails", "failed: -31999 broken")] {
-            let mut run = starts(&client, name).await;
-            assert_eq!(last(&mut run).await, expected);
+            let mut call = starts(&client, name).await;
+            assert_eq!(last(&mut call).await, expected);
         }
     }
 }
 
 #[tokio::test]
 async fn a_call_that_was_cut_off_again_and_again_has_everything_once() {
-    let mut stage = ToolHarness::of(Config::default(), Tool::streams).await;
-    let between = Between::new(stage.server.port, b"").await;
+    let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
+    let between = Between::new(harness.server.port, b"").await;
     let client = client_of(between.target(), impatient()).await;
-    let (mut run, mut act) = tokio::join!(starts(&client, "writes"), stage.run());
-    next_briefs(&mut run, 1).await;
+    let (mut call, mut run) = tokio::join!(starts(&client, "writes"), harness.run());
+    next_briefs(&mut call, 1).await;
     for n in 0..8 {
         // Before it is read, while it is, and when nothing is going on.
         if n % 3 == 0 {
             between.cut();
         }
-        act.writes(&format!("<{n}>")).await;
+        run.writes(&format!("<{n}>")).await;
         if n % 3 == 1 {
             between.cut();
         }
-        assert_eq!(next_briefs(&mut run, 1).await, [format!("{n} <{n}>")]);
+        assert_eq!(next_briefs(&mut call, 1).await, [format!("{n} <{n}>")]);
     }
     between.cut();
-    act.ends("done");
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    run.ends("done");
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }

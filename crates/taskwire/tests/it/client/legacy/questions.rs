@@ -4,9 +4,9 @@ use taskwire::client::{QuestionKind, answer_with};
 
 use super::*;
 
-/// Where the server asks.
+/// On which stream the server asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum StreamKind {
     /// On the stream of a call that is no task.
     Call,
     /// On the stream on which the result of a task is waited for.
@@ -15,13 +15,13 @@ enum Place {
     Stand,
 }
 
-const PLACES: [Place; 3] = [Place::Call, Place::Wait, Place::Stand];
+const STREAM_KINDS: [StreamKind; 3] = [StreamKind::Call, StreamKind::Wait, StreamKind::Stand];
 
 /// A call in progress, and the stream on which its server asks.
 struct Scene {
     script: ScriptedServer,
     client: Client,
-    run: Call,
+    call: Call,
     asking: Sse,
     /// Where the result is waited for, if that is somewhere else.
     wait: Option<Sse>,
@@ -29,35 +29,35 @@ struct Scene {
 }
 
 impl Scene {
-    async fn at(place: Place) -> Self {
-        Self::able(place, ClientCapabilities::default()).await
+    async fn at(kind: StreamKind) -> Self {
+        Self::able(kind, ClientCapabilities::default()).await
     }
 
     /// With a client that can be asked these things.
-    async fn able(place: Place, asks: ClientCapabilities) -> Self {
+    async fn able(kind: StreamKind, asks: ClientCapabilities) -> Self {
         let script = scripted().await;
         let options = Options { capabilities: asks, ..options(&script) };
-        let mut scene = match place {
-            Place::Call => {
+        let mut scene = match kind {
+            StreamKind::Call => {
                 script.always("tools/list", tools_of("forbidden"));
                 let client = joined(&script, options, having(json!({}))).await;
-                let first = |call: &ScriptedRequest| progress(&call.meta()["progressToken"], json!({"progress": 1}));
-                let (run, asking) = held(&script, &client, first).await;
-                Self { script, client, run, asking, wait: None, task: None }
+                let first = |request: &ScriptedRequest| progress(&request.meta()["progressToken"], json!({"progress": 1}));
+                let (call, asking) = held(&script, &client, first).await;
+                Self { script, client, call, asking, wait: None, task: None }
             }
-            Place::Wait => {
+            StreamKind::Wait => {
                 let client = joined(&script, options, having(json!({}))).await;
-                let (run, asking) = begun(&script, &client, "t1").await;
-                Self { script, client, run, asking, wait: None, task: Some("t1") }
+                let (call, asking) = begun(&script, &client, "t1").await;
+                Self { script, client, call, asking, wait: None, task: Some("t1") }
             }
-            Place::Stand => {
+            StreamKind::Stand => {
                 let (client, asking) = stood(&script, options, having(json!({}))).await;
-                let (run, wait) = begun(&script, &client, "t1").await;
-                Self { script, client, run, asking, wait: Some(wait), task: Some("t1") }
+                let (call, wait) = begun(&script, &client, "t1").await;
+                Self { script, client, call, asking, wait: Some(wait), task: Some("t1") }
             }
         };
-        if place == Place::Call {
-            assert_eq!(next_briefs(&mut scene.run, 1).await, ["progress 1"]);
+        if kind == StreamKind::Call {
+            assert_eq!(next_briefs(&mut scene.call, 1).await, ["progress 1"]);
         }
         scene
     }
@@ -78,12 +78,12 @@ impl Scene {
     }
 
     async fn answers(&mut self, key: &str, answer: Answer) -> Value {
-        answers(&self.script, &self.run, key, answer).await
+        answers(&self.script, &self.call, key, answer).await
     }
 
-    /// The call has its result; gives what is still told.
+    /// The call has its result; returns the events that still come.
     async fn ends(self) -> Vec<String> {
-        let Self { script: _script, client: _client, mut run, asking, wait, task } = self;
+        let Self { script: _script, client: _client, mut call, asking, wait, task } = self;
         let result = task.map_or_else(|| answer("done"), |task| ended(task, "done"));
         let _asking = match wait {
             Some(wait) => {
@@ -95,7 +95,7 @@ impl Scene {
                 None
             }
         };
-        unsettled(rest(&mut run).await)
+        unsettled(rest(&mut call).await)
     }
 }
 
@@ -111,94 +111,94 @@ fn sampling() -> Value {
 
 #[tokio::test]
 async fn a_form_is_asked_wherever_it_comes_and_answered_under_its_own_id() {
-    for place in PLACES {
+    for kind in STREAM_KINDS {
         for id in [json!(0), json!(7), json!("0"), json!("a-b"), json!(-3), json!(9_007_199_254_740_993_i64)] {
-            let mut scene = Scene::at(place).await;
+            let mut scene = Scene::at(kind).await;
             scene.asks(&id, form("Name?")).await;
-            let input = asked(&mut scene.run).await;
+            let input = asked(&mut scene.call).await;
             assert_eq!(input.message, "Name?");
             assert!(matches!(&input.kind, QuestionKind::Form { schema } if schema["required"] == json!(["name"])), "{input:?}");
             let request: Value = input.request.read().expect("JSON");
             assert_eq!((&request["method"], &request["params"]["message"]), (&json!("elicitation/create"), &json!("Name?")));
             let message = scene.answers(&input.key, ada()).await;
             let result = json!({"action": "accept", "content": {"name": "Ada"}});
-            assert_eq!(message, json!({"jsonrpc": "2.0", "id": id, "result": result}), "{place:?}");
-            assert_eq!(scene.ends().await, ["done: done"], "{place:?} {id}");
+            assert_eq!(message, json!({"jsonrpc": "2.0", "id": id, "result": result}), "{kind:?}");
+            assert_eq!(scene.ends().await, ["done: done"], "{kind:?} {id}");
         }
     }
 }
 
 #[tokio::test]
 async fn whatever_the_person_does_is_sent() {
-    for place in PLACES {
+    for kind in STREAM_KINDS {
         let actions = [(Answer::decline(), json!({"action": "decline"})), (Answer::cancel(), json!({"action": "cancel"}))];
         for (answer, result) in actions {
-            let mut scene = Scene::at(place).await;
+            let mut scene = Scene::at(kind).await;
             scene.asks(&json!(1), form("Name?")).await;
-            let key = asked(&mut scene.run).await.key;
-            assert_eq!(scene.answers(&key, answer).await["result"], result, "{place:?}");
+            let key = asked(&mut scene.call).await.key;
+            assert_eq!(scene.answers(&key, answer).await["result"], result, "{kind:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_not_sent_and_one_is_enough() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.asks(&json!(1), form("Name?")).await;
-        let key = asked(&mut scene.run).await.key;
+        let key = asked(&mut scene.call).await.key;
         for misfit in [json!({}), json!({"name": "A"}), json!({"name": 5})] {
-            let refusal = scene.run.answer(&key, Answer::accept(misfit)).await.expect_err("it does not fit");
+            let refusal = scene.call.answer(&key, Answer::accept(misfit)).await.expect_err("it does not fit");
             assert!(matches!(&refusal, Error::InvalidAnswer { key: of, .. } if *of == key), "{refusal}");
         }
-        let refusal = scene.run.answer("nobody asked", ada()).await.expect_err("there is no such question");
+        let refusal = scene.call.answer("nobody asked", ada()).await.expect_err("there is no such question");
         assert!(matches!(refusal, Error::NoQuestion { .. }), "{refusal}");
         scene.answers(&key, ada()).await;
-        let refusal = scene.run.answer(&key, Answer::decline()).await.expect_err("it was answered");
+        let refusal = scene.call.answer(&key, Answer::decline()).await.expect_err("it was answered");
         assert!(matches!(refusal, Error::AlreadyAnswered { .. }), "{refusal}");
-        assert_eq!(scene.script.count("response"), 1, "{place:?}");
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.script.count("response"), 1, "{kind:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn a_page_is_shown_and_agreed_to() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.asks(&json!("u"), page()).await;
-        let input = asked(&mut scene.run).await;
+        let input = asked(&mut scene.call).await;
         assert!(matches!(&input.kind, QuestionKind::Url { url } if url == "https://example.com/sign-in"), "{input:?}");
         assert_eq!(scene.answers(&input.key, Answer::accept_url()).await["result"], json!({"action": "accept"}));
-        // That the person is done there is told besides, or not.
+        // The server may also send that the person is done there.
         scene.asking.notify("notifications/elicitation/complete", json!({"elicitationId": "e1"})).await;
         scene.asking.notify("notifications/elicitation/complete", json!({"elicitationId": "unknown"})).await;
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn a_model_is_asked_for_where_there_is_one() {
-    for place in PLACES {
-        let mut scene = Scene::able(place, ClientCapabilities { sampling: true, ..ClientCapabilities::default() }).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::able(kind, ClientCapabilities { sampling: true, ..ClientCapabilities::default() }).await;
         scene.asks(&json!(3), sampling()).await;
-        let input = asked(&mut scene.run).await;
+        let input = asked(&mut scene.call).await;
         assert!(matches!(&input.kind, QuestionKind::Sampling { params } if params["maxTokens"] == 10), "{input:?}");
         let message = json!({"role": "assistant", "content": text("hello"), "model": "m"});
         assert_eq!(scene.answers(&input.key, Answer::result(message.clone())).await["result"], message);
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn what_needs_nobody_is_answered_at_once_and_without_a_word() {
     let root = json!({"uri": "file:///a", "name": "a"});
-    for place in PLACES {
-        let mut scene = Scene::able(place, ClientCapabilities { roots: Some(vec![root.clone()]), ..ClientCapabilities::default() }).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::able(kind, ClientCapabilities { roots: Some(vec![root.clone()]), ..ClientCapabilities::default() }).await;
         for id in [json!(0), json!("p")] {
-            assert_eq!(scene.reply_to(&id, json!({"method": "ping"})).await["result"], json!({}), "{place:?}");
+            assert_eq!(scene.reply_to(&id, json!({"method": "ping"})).await["result"], json!({}), "{kind:?}");
         }
-        assert_eq!(scene.reply_to(&json!(1), json!({"method": "roots/list"})).await["result"], json!({"roots": [root]}), "{place:?}");
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.reply_to(&json!(1), json!({"method": "roots/list"})).await["result"], json!({"roots": [root]}), "{kind:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
@@ -213,44 +213,44 @@ async fn what_the_client_did_not_declare_is_refused_and_nobody_is_bothered() {
         (nothing, form("Name?"), &[-32601, -32602]),
         (ClientCapabilities::default(), json!({"method": "something/else", "params": {"a": 1}}), &[-32601]),
     ];
-    for place in PLACES {
+    for kind in STREAM_KINDS {
         for (asks, what, codes) in cases.clone() {
-            let mut scene = Scene::able(place, asks).await;
+            let mut scene = Scene::able(kind, asks).await;
             let reply = scene.reply_to(&json!("q"), what.clone()).await;
-            let code = reply["error"]["code"].as_i64().unwrap_or_else(|| panic!("{place:?}: {reply} to {what}"));
-            assert!(codes.contains(&code), "{place:?}: {reply} to {what}");
+            let code = reply["error"]["code"].as_i64().unwrap_or_else(|| panic!("{kind:?}: {reply} to {what}"));
+            assert!(codes.contains(&code), "{kind:?}: {reply} to {what}");
             assert!(reply["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply}");
-            assert_eq!(scene.ends().await, ["done: done"], "{place:?}: {what}");
+            assert_eq!(scene.ends().await, ["done: done"], "{kind:?}: {what}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_question_that_is_withdrawn_needs_no_answer() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.asks(&json!(4), form("Name?")).await;
-        let key = asked(&mut scene.run).await.key;
+        let key = asked(&mut scene.call).await.key;
         scene.asking.notify("notifications/cancelled", json!({"requestId": 4, "reason": "never mind"})).await;
-        until(&mut scene.run, "it is settled", |event| matches!(event, Event::QuestionSettled { key: of } if *of == key)).await;
-        let refusal = scene.run.answer(&key, ada()).await.expect_err("nobody waits for it");
+        until(&mut scene.call, "it is settled", |event| matches!(event, Event::QuestionSettled { key: of } if *of == key)).await;
+        let refusal = scene.call.answer(&key, ada()).await.expect_err("nobody waits for it");
         assert!(matches!(refusal, Error::NoQuestion { .. } | Error::AlreadyAnswered { .. }), "{refusal}");
         assert_eq!(scene.script.count("response"), 0);
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn a_question_that_comes_on_two_streams_is_asked_and_answered_once() {
     for first_on_wait in [true, false] {
-        let mut scene = Scene::at(Place::Stand).await;
+        let mut scene = Scene::at(StreamKind::Stand).await;
         let mut wait = scene.wait.take().expect("a wait");
         let same = question(&json!("q1"), form("Name?"), Some("t1"));
         for on_wait in [first_on_wait, !first_on_wait, first_on_wait] {
             let stream = if on_wait { &mut wait } else { &mut scene.asking };
             stream.event(same.clone()).await;
         }
-        let key = asked(&mut scene.run).await.key;
+        let key = asked(&mut scene.call).await.key;
         scene.answers(&key, ada()).await;
         // And again, when it was answered.
         wait.event(same.clone()).await;
@@ -267,57 +267,57 @@ async fn a_question_that_a_new_wait_repeats_is_not_asked_again() {
     // A server that asks under two names may be answered under either, or under both.
     script.may_remain("response");
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, mut wait) = begun(&script, &client, "t1").await;
-    // Our own servers say in the name of a request which question it is; of others nobody can tell.
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    // Our own servers say in the id of a request which question it is; with others the client cannot know.
     let (first, again) = (json!("t1.1.name"), json!("t1.2.name"));
     wait.event(question(&first, form("Name?"), Some("t1"))).await;
-    let key = asked(&mut run).await.key;
+    let key = asked(&mut call).await.key;
     wait.cut();
     let mut wait = script.as_time_passes("another wait", 10 * MS, awaited(&script, "tasks/result")).await.sse().await;
     wait.event(question(&again, form("Name?"), Some("t1"))).await;
     // What follows was read behind it.
     wait.event(status(with_members(shown("t1", "input_required"), json!({"statusMessage": "asked"})))).await;
-    let mut told = Vec::new();
-    while told.last().is_none_or(|told| told != "input_required: asked") {
-        told.push(brief(&next(&mut run).await.expect("the run goes on")));
+    let mut briefs = Vec::new();
+    while briefs.last().is_none_or(|brief| brief != "input_required: asked") {
+        briefs.push(brief(&next(&mut call).await.expect("the run goes on")));
     }
-    assert!(!told.iter().any(|brief| brief.starts_with("asks")), "{told:?}");
-    let message = answers(&script, &run, &key, ada()).await;
+    assert!(!briefs.iter().any(|brief| brief.starts_with("asks")), "{briefs:?}");
+    let message = answers(&script, &call, &key, ada()).await;
     assert!(message["id"] == first || message["id"] == again, "{message}");
     assert_eq!(message["result"], json!({"action": "accept", "content": {"name": "Ada"}}));
     wait.result(ended("t1", "done")).await;
-    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
 }
 
 #[tokio::test]
 async fn the_same_words_asked_twice_on_one_stream_are_two_questions() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         let mut keys = Vec::new();
         for (id, name) in [(1, "Ada"), (2, "Grace")] {
             scene.asks(&json!(id), form("Name?")).await;
-            let key = asked(&mut scene.run).await.key;
+            let key = asked(&mut scene.call).await.key;
             let message = scene.answers(&key, Answer::accept(json!({"name": name}))).await;
-            assert_eq!((&message["id"], &message["result"]["content"]["name"]), (&json!(id), &json!(name)), "{place:?}");
+            assert_eq!((&message["id"], &message["result"]["content"]["name"]), (&json!(id), &json!(name)), "{kind:?}");
             assert!(!keys.contains(&key), "{key} and {keys:?}");
             keys.push(key);
         }
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn two_questions_at_once_are_answered_in_any_order() {
-    for place in PLACES {
-        let mut scene = Scene::at(place).await;
+    for kind in STREAM_KINDS {
+        let mut scene = Scene::at(kind).await;
         scene.asks(&json!(1), form("First name?")).await;
         scene.asks(&json!(2), form("Last name?")).await;
-        let (first, second) = (asked(&mut scene.run).await, asked(&mut scene.run).await);
+        let (first, second) = (asked(&mut scene.call).await, asked(&mut scene.call).await);
         assert_eq!((first.message.as_str(), second.message.as_str()), ("First name?", "Last name?"));
         assert_ne!(first.key, second.key);
         assert_eq!(scene.answers(&second.key, ada()).await["id"], 2);
         assert_eq!(scene.answers(&first.key, ada()).await["id"], 1);
-        assert_eq!(scene.ends().await, ["done: done"], "{place:?}");
+        assert_eq!(scene.ends().await, ["done: done"], "{kind:?}");
     }
 }
 
@@ -346,37 +346,37 @@ async fn a_question_on_the_standing_stream_that_names_nothing_belongs_to_the_onl
     let script = scripted().await;
     script.always("tools/list", tools_of("forbidden"));
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (mut run, events) = start_job(&client, async {
-        let call = script.expect("tools/call").await;
-        let mut events = call.sse().await;
+    let (mut call, events) = start_job(&client, async {
+        let request = script.expect("tools/call").await;
+        let mut events = request.sse().await;
         events.prime("c:1").await;
         stand.event(question(&json!(0), form("Name?"), None)).await;
         events
     })
     .await;
-    let key = asked(&mut run).await.key;
-    assert_eq!(answers(&script, &run, &key, ada()).await["id"], 0);
+    let key = asked(&mut call).await.key;
+    assert_eq!(answers(&script, &call, &key, ada()).await["id"], 0);
     events.result(answer("done")).await;
-    assert_eq!(unsettled(rest(&mut run).await), ["done: done"]);
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
 }
 
 #[tokio::test]
 async fn a_call_asks_who_was_named_to_answer_or_says_that_nobody_is_there() {
     for is_somebody in [true, false] {
-        for place in [Place::Call, Place::Wait] {
+        for kind in [StreamKind::Call, StreamKind::Wait] {
             let script = scripted().await;
             let somebody = answer_with(|input: Question| async move { Answer::accept(json!({"name": input.message})) });
             let options = Options { question_handler: is_somebody.then_some(somebody), ..options(&script) };
             let client = joined(&script, options, having(json!({}))).await;
             let playing = async {
                 let call = awaited(&script, "tools/call").await;
-                let (mut events, result) = if place == Place::Call {
+                let (mut events, result) = if kind == StreamKind::Call {
                     (call.sse().await, answer("done"))
                 } else {
                     call.result(made("t1")).await;
                     (script.expect_of("tasks/result", "t1").await.sse().await, ended("t1", "done"))
                 };
-                let task = (place == Place::Wait).then_some("t1");
+                let task = (kind == StreamKind::Wait).then_some("t1");
                 events.event(question(&json!(5), form("Name?"), task)).await;
                 let reply = script.expect_reply().await;
                 let message = reply.message.clone();
@@ -388,7 +388,7 @@ async fn a_call_asks_who_was_named_to_answer_or_says_that_nobody_is_there() {
             assert_eq!(end(&outcome.expect("a result")), "done: done");
             let expected =
                 if is_somebody { json!({"action": "accept", "content": {"name": "Name?"}}) } else { json!({"action": "cancel"}) };
-            assert_eq!((&message["id"], &message["result"]), (&json!(5), &expected), "{place:?}");
+            assert_eq!((&message["id"], &message["result"]), (&json!(5), &expected), "{kind:?}");
         }
     }
 }

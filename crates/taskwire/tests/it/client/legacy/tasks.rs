@@ -66,25 +66,25 @@ async fn the_result_is_waited_for_and_the_state_asked_for_beneath() {
     script.stop_answering("tasks/get");
     let client = joined(&script, options(&script), having(json!({}))).await;
     let slow = json!({"task": with_members(shown("t1", "working"), json!({"pollInterval": 5_000}))});
-    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(slow).await }).await;
-    let wait = waited(&script, &mut run, "t1").await;
+    let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(slow).await }).await;
+    let wait = waited(&script, &mut call, "t1").await;
     assert_eq!(wait.params().get("lastSeqNr"), None);
     let wait = wait.sse().await;
-    // Nobody tells it anything: it looks for itself, and not more often than the server wants.
+    // The server pushes nothing: the client polls, and not more often than the server wants.
     let mut looks = Vec::new();
     for said in ["one", "two", "three"] {
         let look = script.as_time_passes("a look", 100 * MS, script.expect_of("tasks/get", "t1")).await;
         is_ours(&look);
         looks.push(look.at);
         look.result(with_members(shown("t1", "working"), json!({"pollInterval": 5_000, "statusMessage": said}))).await;
-        until(&mut run, said, |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some(said))).await;
+        until(&mut call, said, |event| matches!(event, Event::Status(snapshot) if snapshot.message.as_deref() == Some(said))).await;
     }
     for pair in looks.windows(2) {
         assert!(pair[1].since(pair[0]) >= 5 * SECOND, "{:?}", pair[1].since(pair[0]));
     }
     script.may_remain("tasks/get");
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -92,24 +92,24 @@ async fn what_a_task_says_when_it_is_made_is_told_once() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
     let thinking = json!({"task": with_members(shown("t1", "working"), json!({"statusMessage": "thinking"}))});
-    let (mut run, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(thinking).await }).await;
-    for told in ["task t1", "working: thinking"] {
-        assert_eq!(brief(&next(&mut run).await.expect("an event")), told);
+    let (mut call, ()) = start_job(&client, async { awaited(&script, "tools/call").await.result(thinking).await }).await;
+    for expected in ["task t1", "working: thinking"] {
+        assert_eq!(brief(&next(&mut call).await.expect("an event")), expected);
     }
-    let wait = waited(&script, &mut run, "t1").await;
+    let wait = waited(&script, &mut call, "t1").await;
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
 async fn a_wait_that_says_nothing_does_not_hide_the_end() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, _silent) = begun(&script, &client, "t1").await;
+    let (mut call, _silent) = begun(&script, &client, "t1").await;
     script.always("tasks/get", shown("t1", "completed"));
     let again = script.as_time_passes("another wait", 100 * MS, awaited(&script, "tasks/result")).await;
     again.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -119,15 +119,16 @@ async fn a_state_that_is_told_is_shown_and_not_relied_upon() {
     // Of a task that nobody knows yet, or never will.
     stand.event(status(shown("t1", "working"))).await;
     stand.event(status(shown("unknown", "failed"))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     stand.event(status(shown("unknown", "cancelled"))).await;
     stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "half way"})))).await;
-    until(&mut run, "the state", |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some("half way"))).await;
+    until(&mut call, "the state", |event| matches!(event, Event::Status(snapshot) if snapshot.message.as_deref() == Some("half way")))
+        .await;
     // It is over when its result says so; until then whoever says so may be wrong.
     stand.event(status(with_members(shown("t1", "working"), json!({"statusMessage": "not yet"})))).await;
-    until(&mut run, "the state", |event| matches!(event, Event::Status(view) if view.message.as_deref() == Some("not yet"))).await;
+    until(&mut call, "the state", |event| matches!(event, Event::Status(snapshot) if snapshot.message.as_deref() == Some("not yet"))).await;
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
@@ -136,12 +137,12 @@ async fn a_task_may_be_made_in_another_state_than_at_work() {
         let script = scripted().await;
         script.always("tasks/get", shown("t1", state));
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let (mut run, ()) = start_job(&client, async {
+        let (mut call, ()) = start_job(&client, async {
             awaited(&script, "tools/call").await.result(json!({"task": shown("t1", state)})).await;
         })
         .await;
-        waited(&script, &mut run, "t1").await.result(ended("t1", "done")).await;
-        assert_eq!(rest(&mut run).await, ["done: done"], "{state}");
+        waited(&script, &mut call, "t1").await.result(ended("t1", "done")).await;
+        assert_eq!(rest(&mut call).await, ["done: done"], "{state}");
     }
 }
 
@@ -149,21 +150,21 @@ async fn a_task_may_be_made_in_another_state_than_at_work() {
 async fn a_tool_that_failed_is_a_failed_task_with_a_result() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     script.always("tasks/get", shown("t1", "failed"));
     let result = with_members(ended("t1", "no such file"), json!({"isError": true, "structuredContent": {"line": 3}}));
     wait.result(result.clone()).await;
-    let event = until(&mut run, "the end", |event| matches!(event, Event::Done(_))).await;
+    let event = until(&mut call, "the end", |event| matches!(event, Event::Done(_))).await;
     let Event::Done(Outcome::Result(finished)) = event else { panic!("{event:?}") };
     assert_eq!((finished.is_error, finished.text().as_str()), (true, "no such file"));
     assert_eq!(finished.structured, Some(json!({"line": 3})));
-    // Who looks at it may be given its result, too.
-    let view = tokio::select! {
-        view = client.task("t1") => view,
+    // A client that gets the task may get its result, too.
+    let snapshot = tokio::select! {
+        snapshot = client.task("t1") => snapshot,
         never = answering(&script, "tasks/result", result) => never,
     };
-    let view = view.expect("it is there");
-    assert_eq!((view.status, view.status.is_terminal()), (Status::Failed, true));
+    let snapshot = snapshot.expect("it is there");
+    assert_eq!((snapshot.status, snapshot.status.is_terminal()), (Status::Failed, true));
 }
 
 #[tokio::test]
@@ -171,16 +172,16 @@ async fn the_error_of_a_task_passes_as_it_is() {
     for as_json in [true, false] {
         let script = scripted().await;
         let client = joined(&script, options(&script), having(json!({}))).await;
-        let mut run = made_by(&script, &client, "t1").await;
+        let mut call = made_by(&script, &client, "t1").await;
         script.always("tasks/get", with_members(shown("t1", "failed"), json!({"statusMessage": "shorter"})));
-        let wait = waited(&script, &mut run, "t1").await;
+        let wait = waited(&script, &mut call, "t1").await;
         let data = json!({"why": ["a", 1]});
         if as_json {
             wait.error(200, -31999, "broken in two", data.clone()).await;
         } else {
             wait.sse().await.error(-31999, "broken in two", data.clone()).await;
         }
-        let event = until(&mut run, "the end", |event| matches!(event, Event::Done(_))).await;
+        let event = until(&mut call, "the end", |event| matches!(event, Event::Done(_))).await;
         let Event::Done(Outcome::Failed(error)) = event else { panic!("{event:?}") };
         assert_eq!((error.code, error.message.as_str()), (-31999, "broken in two"));
         assert_eq!(error.data.map(|data| data.read::<Value>().expect("JSON")), Some(data));
@@ -191,17 +192,17 @@ async fn the_error_of_a_task_passes_as_it_is() {
 async fn a_task_is_called_off_and_ends_so() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     let off = with_members(shown("t1", "cancelled"), json!({"statusMessage": "as you wish"}));
     let playing = async {
         script.always("tasks/get", off.clone());
         script.expect_of("tasks/cancel", "t1").await.result(off.clone()).await;
     };
-    let (cancelled, ()) = tokio::join!(run.cancel(), playing);
+    let (cancelled, ()) = tokio::join!(call.cancel(), playing);
     cancelled.expect("asked for");
     // What a server says to who waits for the result of such a task is its own affair.
     wait.error(-32603, "Task t1 has no result stored", Value::Null).await;
-    assert_eq!(rest(&mut run).await, ["cancelled: as you wish"]);
+    assert_eq!(rest(&mut call).await, ["cancelled: as you wish"]);
 }
 
 #[tokio::test]
@@ -224,15 +225,15 @@ async fn a_task_that_nobody_knows_is_not_found() {
     let script = scripted().await;
     script.stop_answering("tasks/get");
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let view = tokio::select! {
-        view = client.task("gone") => view.map(drop),
+    let snapshot = tokio::select! {
+        snapshot = client.task("gone") => snapshot.map(drop),
         never = never_known(&script) => never,
     };
     let cancelled = tokio::select! {
         cancelled = client.cancel("gone") => cancelled,
         never = never_known(&script) => never,
     };
-    for answer in [view, cancelled] {
+    for answer in [snapshot, cancelled] {
         assert!(matches!(&answer, Err(Error::TaskNotFound { task }) if task == "gone"), "{answer:?}");
     }
     assert_eq!(script.count("tasks/cancel"), 1);
@@ -250,13 +251,13 @@ async fn never_known<T>(script: &ScriptedServer) -> T {
 async fn a_task_whose_time_is_over_while_it_is_waited_for_is_not_waited_for_any_longer() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (mut run, wait) = begun(&script, &client, "t1").await;
+    let (mut call, wait) = begun(&script, &client, "t1").await;
     script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
     wait.error(-32602, "Task has expired", Value::Null).await;
     let ending = async {
         loop {
-            match run.next().await.expect("a last word") {
+            match call.next().await.expect("a last word") {
                 Ok(Event::Done(outcome)) => return Ok(outcome),
                 Ok(_) => {}
                 Err(error) => return Err(error),
@@ -274,42 +275,42 @@ async fn a_task_whose_time_is_over_while_it_is_waited_for_is_not_waited_for_any_
         Ok(Outcome::Failed(error)) => assert_eq!(error.code, -32602),
         other => panic!("{other:?}"),
     }
-    assert!(with_timeout("the end", run.next()).await.is_none());
+    assert!(with_timeout("the end", call.next()).await.is_none());
 }
 
 #[tokio::test]
 async fn progress_of_a_task_comes_under_the_name_of_its_call() {
     let script = scripted().await;
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
-    let (mut run, token) = start_job(&client, async {
-        let call = awaited(&script, "tools/call").await;
-        let token = call.meta()["progressToken"].clone();
-        call.result(made("t1")).await;
+    let (mut call, token) = start_job(&client, async {
+        let request = awaited(&script, "tools/call").await;
+        let token = request.meta()["progressToken"].clone();
+        request.result(made("t1")).await;
         token
     })
     .await;
-    let mut wait = waited(&script, &mut run, "t1").await.sse().await;
+    let mut wait = waited(&script, &mut call, "t1").await.sse().await;
     wait.event(progress(&token, json!({"progress": 1, "total": 2, "_meta": related("t1")}))).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["progress 1 of 2"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["progress 1 of 2"]);
     stand.event(progress(&token, json!({"progress": 2, "total": 2, "_meta": related("t1")}))).await;
-    assert_eq!(next_briefs(&mut run, 1).await, ["progress 2 of 2"]);
+    assert_eq!(next_briefs(&mut call, 1).await, ["progress 2 of 2"]);
     wait.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 #[tokio::test]
 async fn a_task_is_picked_up_by_its_reference() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
-    let (run, wait) = begun(&script, &client, "t1").await;
-    let reference = run.reference().expect("it is a task");
-    drop((run, wait));
+    let (call, wait) = begun(&script, &client, "t1").await;
+    let reference = call.reference().expect("it is a task");
+    drop((call, wait));
     // It is data, and outlives a process.
     let text = serde_json::to_string(&reference).expect("JSON");
     let reference = serde_json::from_str(&text).expect("the same");
-    let mut run = with_timeout("the run", client.attach(&reference)).await.expect("a run");
-    assert_eq!(next_briefs(&mut run, 1).await, ["task t1"]);
-    waited(&script, &mut run, "t1").await.result(ended("t1", "done")).await;
-    assert_eq!(rest(&mut run).await, ["done: done"]);
+    let mut call = with_timeout("the run", client.attach(&reference)).await.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    waited(&script, &mut call, "t1").await.result(ended("t1", "done")).await;
+    assert_eq!(rest(&mut call).await, ["done: done"]);
     assert_eq!(script.count("tools/call"), 1);
 }

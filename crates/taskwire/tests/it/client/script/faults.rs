@@ -1,4 +1,4 @@
-//! What every request of the modern era has, and what is wrong with one.
+//! Checks what every request of the modern era must have.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -23,8 +23,8 @@ fn validators() -> &'static BTreeMap<String, Validator> {
 pub(super) fn faults_of(asked: &ScriptedRequest, is_legacy: bool) -> Vec<String> {
     if asked.meta().get(VERSION).is_none() {
         // A notification says its era in the header alone.
-        let is_told = asked.message.get("id").is_none() && asked.header("mcp-protocol-version") == Some("2026-07-28");
-        let is_known = is_legacy || is_told || asked.http_method != "POST";
+        let is_notification = asked.message.get("id").is_none() && asked.header("mcp-protocol-version") == Some("2026-07-28");
+        let is_known = is_legacy || is_notification || asked.http_method != "POST";
         return if is_known { Vec::new() } else { vec![format!("of no era: {asked:?}")] };
     }
     let mut faults = Vec::new();

@@ -1,4 +1,4 @@
-//! A client and a server whose every word is written down.
+//! A client and a server whose every message is recorded.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl Session {
         let id = response.header("mcp-session-id").expect("a session");
         session.recorder.alias(id, "session-1");
         id.clone_into(&mut session.id);
-        session.tell(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+        session.notify(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
         session
     }
 
@@ -78,11 +78,11 @@ impl Session {
     }
 
     pub(super) async fn answer(&mut self, question: &Value, result: Value) {
-        self.tell(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result})).await;
+        self.notify(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result})).await;
     }
 
     /// Posts what is taken without an answer.
-    async fn tell(&mut self, message: &Value) {
+    async fn notify(&mut self, message: &Value) {
         assert_eq!(self.post(message).await.status, 202, "for {message}");
     }
 
