@@ -120,7 +120,7 @@ pub struct Spec {
     pub lingers: bool,
     /// The key by which a call that is the same joins this one, if calls are deduped.
     #[serde(rename = "dedupe", default, skip_serializing_if = "Option::is_none")]
-    pub dedupe_key: Option<Arc<str>>,
+    pub fingerprint: Option<Arc<str>>,
     /// The session that made it, if one did; its outbox gets the changes.
     #[serde(rename = "follower", default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<OutboxTarget>,
@@ -150,7 +150,7 @@ impl Spec {
             hidden: false,
             findable: false,
             lingers: false,
-            dedupe_key: None,
+            fingerprint: None,
             outbox: None,
             origin: None,
             output_is_result: false,
@@ -163,7 +163,7 @@ impl Spec {
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.as_ref().map_or(0, |origin| origin.as_str().len());
-        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.dedupe_key) + origin
+        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.fingerprint) + origin
     }
 }
 

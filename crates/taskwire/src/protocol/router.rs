@@ -23,12 +23,12 @@ pub(crate) struct MessageSource<'a> {
     pub(crate) out: &'a MessageSink,
 }
 
-pub(crate) async fn answer(context: &Arc<Context>, era: Era, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+pub(crate) async fn respond(context: &Arc<Context>, era: Era, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let MessageSource { caller, peer, channel, out } = origin;
     if era == Era::Modern {
         // A process that joined passes on lines, so its HTTP headers are its own and not the client's.
         let headers = if let Channel::Http(headers) = channel { Some(headers).filter(|_| !peer.is_local()) } else { None };
-        return modern::answer(context, message, bytes, modern::MessageSource { caller, peer, headers, out }).await;
+        return modern::handle(context, message, bytes, modern::MessageSource { caller, peer, headers, out }).await;
     }
     let channel = match &channel {
         Channel::Http(headers) => session_channel(headers, accepts_sse(headers)),
@@ -38,7 +38,7 @@ pub(crate) async fn answer(context: &Arc<Context>, era: Era, message: &IncomingM
     if legacy::is_initialize(message) {
         return legacy::initialize(context, message, bytes, origin).await.0;
     }
-    legacy::answer(context, message, bytes, origin).await
+    legacy::handle(context, message, bytes, origin).await
 }
 
 /// What the headers say of a session; `events` says whether the client accepts an event stream as the response.

@@ -503,7 +503,7 @@ async fn respond(
     let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
         let ReceivedBody { bytes, permit: _permit } = taken;
         let origin = router::MessageSource { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &sink };
-        let answer = AssertUnwindSafe(router::answer(&context, era, &message, &bytes, origin)).catch_unwind().await;
+        let answer = AssertUnwindSafe(router::respond(&context, era, &message, &bytes, origin)).catch_unwind().await;
         answer.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
     });
     let Some(mut messages) = messages else { return reply_response(answer.await) };

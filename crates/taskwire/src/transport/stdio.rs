@@ -365,7 +365,7 @@ impl Client {
         }
         let (caller, out) = (local_caller(), MessageSink::closed());
         let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
-        let reply = legacy::answer(&self.context, &message, &line, origin).await;
+        let reply = legacy::handle(&self.context, &message, &line, origin).await;
         if !reply.body.is_empty() {
             tracing::debug!(reason = %String::from_utf8_lossy(&reply.body), "a response was not taken");
         }
@@ -393,7 +393,7 @@ impl Client {
                 let out = MessageSink::new(sender, Framing::LINES).with_ending(ending).on_byte_stream(Some(stream));
                 let origin =
                     router::MessageSource { caller: &caller, peer: &peer, channel: Channel::ByteStream(session.as_ref()), out: &out };
-                let answer = router::answer(&context, era, &message, &line, origin);
+                let answer = router::respond(&context, era, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };
             let ((), reply) = futures_util::future::join(relay(messages, &lines, &cancelled), respond).await;

@@ -68,7 +68,7 @@ impl Hold {
         spec.findable = true;
         if tool.0.policy.dedupe && spec.idempotency_key.is_none() {
             let definition: Value = tool.0.wire.read().unwrap_or_default();
-            spec.dedupe_key = Some(fingerprint(&tool.0.name, &definition["inputSchema"], arguments));
+            spec.fingerprint = Some(fingerprint(&tool.0.name, &definition["inputSchema"], arguments));
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
         let dedupe_key = |arguments: Value| {
             let mut spec = Spec::new(CallerId::new("me"), "t");
             Hold { started_at: at, expires_at: at, accepts: AcceptedQuestions::default() }.apply_to(&mut spec, &tool, &arguments);
-            spec.dedupe_key.expect("the tool says so")
+            spec.fingerprint.expect("the tool says so")
         };
         assert_eq!(dedupe_key(json!({"n": 1})), dedupe_key(json!({"n": 1.0, "note": "d"})));
         assert_ne!(dedupe_key(json!({"n": 1})), dedupe_key(json!({"n": 1, "note": "x"})));

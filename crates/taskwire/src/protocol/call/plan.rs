@@ -28,7 +28,7 @@ const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 pub(in crate::protocol) struct Plan {
     context: Arc<Context>,
     pub(in crate::protocol) spec: Arc<Spec>,
-    pub(in crate::protocol) request: Payload,
+    pub(in crate::protocol) arguments: Payload,
     pub(in crate::protocol) resumed: Continuation,
     pub(in crate::protocol) hold: Option<Hold>,
     pub(in crate::protocol) waiter: Waiter,
@@ -64,37 +64,38 @@ impl Plan {
         }
         let waiter = Waiter::new(context, &spec.caller, tool, &request, spec.hidden, way_back);
         spec.lingers = waiter.lingers();
-        Ok(Self { context: context.clone(), spec: Arc::new(spec), request, resumed: Continuation::default(), hold, waiter })
+        Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments: request, resumed: Continuation::default(), hold, waiter })
     }
 
     /// Starts the call. If it `must` be a task, that is created before its work runs.
-    pub(in crate::protocol) async fn start(&mut self, must: bool, era: &mut impl CallEra) -> Result<Started, engine::Error> {
+    pub(in crate::protocol) async fn start(&mut self, must_be_task: bool, era: &mut impl CallEra) -> Result<Started, engine::Error> {
         let engine = &self.context.engine;
         if self.spec.idempotency_key.is_some() {
             // A client that gets no response repeats the call under its key, so hanging up must not stop the task: the waiter gets no work.
             let id = engine.new_id();
-            let task = engine.create(id, self.spec.clone(), self.request.clone(), &self.resumed, era.open_notes()).await?.task;
+            let task = engine.create(id, self.spec.clone(), self.arguments.clone(), &self.resumed, era.open_notes()).await?.task;
             return Ok(Started::Task { joined: task.id != id, task });
         }
-        if self.spec.dedupe_key.is_some() {
-            let joined = self.waiter.join_or_create(self.spec.clone(), self.request.clone(), self.resumed.clone(), era.open_notes()).await;
+        if self.spec.fingerprint.is_some() {
+            let joined =
+                self.waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.resumed.clone(), era.open_notes()).await;
             match joined {
                 Ok(task) => return Ok(Started::Task { joined: self.waiter.joined_started_at().is_some(), task }),
                 // The caller may have no further task: the call runs in memory, and no other call joins it.
-                Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).dedupe_key = None,
+                Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).fingerprint = None,
                 Err(error) => return Err(error),
             }
         } else if let Some(task) = era.join_same_call(&self.waiter).await? {
             return Ok(Started::Task { joined: true, task });
         }
-        if must {
+        if must_be_task {
             return Ok(Started::Task { joined: false, task: self.create(None).await? });
         }
         let id = self.context.engine.new_id();
         Ok(Started::Run(self.context.engine.prepare_run(
             id,
             self.spec.clone(),
-            self.request.clone(),
+            self.arguments.clone(),
             self.resumed.clone(),
             era.open_notes(),
         )))
@@ -105,10 +106,10 @@ impl Plan {
         let engine = &self.context.engine;
         let id = engine.new_id();
         self.waiter.wait_for_task(id);
-        match engine.create(id, self.spec.clone(), self.request.clone(), &self.resumed, notes).await {
+        match engine.create(id, self.spec.clone(), self.arguments.clone(), &self.resumed, notes).await {
             Ok(receipt) => Ok(receipt.task),
             Err(error) => {
-                self.waiter.clone().answered(true);
+                self.waiter.clone().responded(true);
                 Err(error)
             }
         }

@@ -42,7 +42,7 @@ pub(in crate::protocol) trait CallEra {
     }
 
     /// The response while the task is as it is now, if not its result; `due` if the call has waited long enough.
-    fn answer_early(&self, _task: &Arc<Task>, _due: bool) -> Result<Option<Waited>, Fault> {
+    fn respond_early(&self, _task: &Arc<Task>, _due: bool) -> Result<Option<Waited>, Fault> {
         Ok(None)
     }
 }
@@ -120,7 +120,7 @@ pub(in crate::protocol) async fn run(
             // A server that shuts down lets the work run for as long as it can.
             Err(engine::Error::Rejected(reject @ Reject::Limit { .. })) if timer.is_expired() && !*context.draining.borrow() => {
                 if let Some(waiter) = waiter {
-                    waiter.clone().answered(true);
+                    waiter.clone().responded(true);
                 }
                 return Ok(Settled::NoRoom(hold::stop_at_task_limit(context, run, &reject)));
             }
@@ -153,7 +153,7 @@ pub(in crate::protocol) async fn follow(
     let mut due = false;
     loop {
         let task = context.engine.require_task(waiter.caller(), id)?;
-        if let Some(early) = era.answer_early(&task, due)? {
+        if let Some(early) = era.respond_early(&task, due)? {
             return Ok(early);
         }
         if task.ended.is_some() {

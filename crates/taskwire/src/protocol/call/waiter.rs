@@ -79,7 +79,7 @@ pub(in crate::protocol) struct WaitingCall {
     caller: CallerId,
     tool: Arc<str>,
     /// The arguments; if none, the store has them.
-    request: Option<Payload>,
+    arguments: Option<Payload>,
     /// Computed when it is first needed.
     dedupe_key: OnceLock<DedupeKey>,
     /// Whether the registry counts this call as slow.
@@ -120,7 +120,7 @@ impl Waiter {
             context: context.clone(),
             caller: caller.clone(),
             tool: tool.0.name.clone(),
-            request: Some(request.clone()),
+            arguments: Some(request.clone()),
             dedupe_key: OnceLock::new(),
             slow: AtomicBool::new(false),
             hidden,
@@ -147,7 +147,7 @@ impl Waiter {
             context: context.clone(),
             caller: task.spec.caller.clone(),
             tool: task.spec.tool.clone(),
-            request: None,
+            arguments: None,
             dedupe_key: OnceLock::new(),
             slow: AtomicBool::new(false),
             hidden: task.spec.hidden,
@@ -299,7 +299,7 @@ impl Waiter {
         let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
             let context = &waiting.context;
             context.calls.recovered().await;
-            let fingerprint = spec.dedupe_key.clone().unwrap_or_default();
+            let fingerprint = spec.fingerprint.clone().unwrap_or_default();
             let key = DedupeKey { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
             // Of two calls at once, only one creates the task.
             let _turn = context.calls.lock_create().await;
@@ -324,28 +324,28 @@ impl Waiter {
 
     /// The response is about to be sent: the outcome (`ended`), or how the caller goes on. From now on the same call starts anew. If the
     /// response does not reach the client, the work lingers after all.
-    pub(in crate::protocol) fn on_answer_sent(self, ended: bool) -> OnSent {
+    pub(in crate::protocol) fn on_response_sent(self, ended: bool) -> OnSent {
         let shown = {
             let state = lock(&self.0.state);
             state.awaited.as_ref().map(RunOrTask::id).filter(|_| ended && state.counted)
         };
         if let Some(id) = shown {
-            self.0.context.calls.set_answering(id, true);
+            self.0.context.calls.set_responding(id, true);
         }
         OnSent::new(move |delivered| {
             if delivered {
-                self.answered(ended);
+                self.responded(ended);
             } else if let Some(id) = shown {
-                self.0.context.calls.set_answering(id, false);
+                self.0.context.calls.set_responding(id, false);
             }
         })
     }
 
     /// The response was sent: the outcome (`ended`), or how the caller goes on.
-    pub(in crate::protocol) fn answered(self, ended: bool) {
+    pub(in crate::protocol) fn responded(self, ended: bool) {
         let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.0.state));
         if let Some(work) = work.filter(|_| counted) {
-            self.0.context.calls.answered(work.id(), ended);
+            self.0.context.calls.responded(work.id(), ended);
         }
     }
 }
@@ -364,7 +364,7 @@ impl std::fmt::Debug for WaitingCall {
 impl WaitingCall {
     /// See [`Waiter::dedupe_key`].
     pub(in crate::protocol) fn dedupe_key(&self) -> Option<&DedupeKey> {
-        let request = self.request.as_ref()?;
+        let request = self.arguments.as_ref()?;
         Some(self.dedupe_key.get_or_init(|| DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, request)))
     }
 
@@ -383,7 +383,7 @@ impl WaitingCall {
         }
         let request = match work {
             RunOrTask::Run(run) => run.arguments().clone(),
-            RunOrTask::Task(id) => registry::stored_request(&self.context, *id).ok()??,
+            RunOrTask::Task(id) => registry::stored_arguments(&self.context, *id).ok()??,
         };
         Some(DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, &request))
     }

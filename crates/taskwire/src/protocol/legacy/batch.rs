@@ -8,7 +8,7 @@ use taskwire_core::{
     wire::{IncomingMessage, code},
 };
 
-use super::{Channel, SessionContext, answer_in_session, find, is_initialize};
+use super::{Channel, SessionContext, find, handle_in_session, is_initialize};
 use crate::protocol::{Context, Fault, MessageSink, OnSent, Reply};
 
 /// Responds to each message of a batch. Only responses are sent back, so nothing can be asked meanwhile.
@@ -47,7 +47,7 @@ async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>
             Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
         };
         let out = MessageSink::closed();
-        answer_in_session(context, &message, bytes, SessionContext { session, out: &out, can_stream: false, can_reconnect: true }).await
+        handle_in_session(context, &message, bytes, SessionContext { session, out: &out, can_stream: false, can_reconnect: true }).await
     });
     let mut replies = futures_util::future::join_all(replies).await;
     let sent: Vec<OnSent> = replies.iter_mut().filter_map(|reply| reply.on_sent.take()).collect();

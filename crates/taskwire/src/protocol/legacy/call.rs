@@ -134,15 +134,15 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     spec.origin = TaskOrigin::to_payload(meta.progress_token.clone());
     spec.outbox = Some(OutboxTarget { session: cx.session.id.clone(), output: agreed.partial });
     let mut call = Call { cx, tool, arguments, raw_arguments, progress_token: meta.progress_token, spec };
-    let Some(augment) = augment else { return call.answer_without_task().await };
+    let Some(augment) = augment else { return call.respond_without_task().await };
     if let Some(ttl) = augment.ttl {
         call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
     }
     let choice = choose(&cx.context.config.legacy.modes, agreed.modes.as_deref().unwrap_or_default(), augment.modes.as_deref());
     match choice.mode {
-        ResponseMode::Task => call.answer_with_task(choice).await,
-        ResponseMode::Immediate => call.answer_immediate(choice).await,
-        ResponseMode::Streaming => call.answer_streaming(choice).await,
+        ResponseMode::Task => call.respond_with_task(choice).await,
+        ResponseMode::Immediate => call.respond_immediate(choice).await,
+        ResponseMode::Streaming => call.respond_streaming(choice).await,
     }
 }
 
@@ -232,19 +232,19 @@ impl Call<'_, '_> {
         self.cx.reply(streaming::create_task_result(self.cx.context, task, &Value::Object(meta))).on_sent(Some(on_announced))
     }
 
-    async fn answer_with_task(self, choice: Choice) -> Result<Reply, Fault> {
+    async fn respond_with_task(self, choice: Choice) -> Result<Reply, Fault> {
         let (task, on_announced) = self.create_task(self.spec.clone()).await?;
         Ok(self.task_reply(&task, choice, on_announced))
     }
 
     /// The result if it comes soon; else a stream or a task.
-    async fn answer_immediate(mut self, choice: Choice) -> Result<Reply, Fault> {
+    async fn respond_immediate(mut self, choice: Choice) -> Result<Reply, Fault> {
         let cx = self.cx;
         let engine = &cx.context.engine;
         let streams = choice.may_stream && self.tool.0.policy.streams;
         if self.spec.idempotency_key.is_some() {
             // The same key must find the call again, so it is a task from the beginning.
-            return if streams { self.answer_streaming(choice).await } else { self.answer_with_task(choice).await };
+            return if streams { self.respond_streaming(choice).await } else { self.respond_with_task(choice).await };
         }
         if streams {
             self.set_output_is_result();
@@ -308,7 +308,7 @@ impl Call<'_, '_> {
         self.cx.can_stream && self.cx.out.framing().has_event_ids
     }
 
-    async fn answer_streaming(mut self, choice: Choice) -> Result<Reply, Fault> {
+    async fn respond_streaming(mut self, choice: Choice) -> Result<Reply, Fault> {
         self.set_output_is_result();
         let reserved = self.reserve_stream()?;
         let (task, on_announced) = self.create_task(self.spec.clone()).await?;

@@ -115,7 +115,7 @@ impl Cx<'_> {
     /// The response after a stream has ended: nothing more, or why it could not begin.
     fn stream_reply(&self, ended: Result<bool, StreamEnd>, request: RequestGuard) -> Result<Reply, Fault> {
         if matches!(ended, Ok(true)) {
-            request.answered();
+            request.responded();
         }
         match ended {
             Ok(_) | Err(StreamEnd::Gone) => Ok(Reply::new(200, Vec::new())),
@@ -188,7 +188,7 @@ async fn open_session(
 }
 
 /// Responds to one message of a session, read from `bytes`.
-pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let found;
     let within = match origin.channel {
         Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version) {
@@ -208,7 +208,7 @@ pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, by
         }
         Channel::ByteStream(_) => return refused(message, no_session()),
     };
-    answer_in_session(context, message, bytes, within).await
+    handle_in_session(context, message, bytes, within).await
 }
 
 /// The session of a message, and the way back to the client.
@@ -227,7 +227,7 @@ fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
     Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &legacy_fault(fault))
 }
 
-async fn answer_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
+async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
     let SessionContext { session, out, can_stream: events, can_reconnect: detaches } = within;
     let text = message.params(bytes).unwrap_or("{}");
     let answered = match (message.method.as_deref(), &message.id) {
@@ -237,13 +237,13 @@ async fn answer_in_session(context: &Arc<Context>, message: &IncomingMessage, by
             Ok(Reply::accepted())
         }
         (Some(method), Some(id)) => {
-            answer_request(&Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches }, method).await
+            handle_request(&Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches }, method).await
         }
     };
     answered.unwrap_or_else(|fault| refused(message, fault))
 }
 
-async fn answer_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
+async fn handle_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
     let tasks = cx.session.terms().has_tasks();
     let object = match method {
         "ping" => Object::open(),
@@ -457,7 +457,7 @@ impl GetStream {
                         context.engine.cancel_soon(self.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
                     }
                     if matches!(ended, Ok(true)) {
-                        request.answered();
+                        request.responded();
                     }
                 }
                 ended.map(drop)

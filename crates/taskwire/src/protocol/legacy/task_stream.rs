@@ -333,7 +333,7 @@ impl<'a> TaskStream<'a> {
             tokio::select! {
                 () = back => drop(waiter),
                 // The client resumes the stream after the restart.
-                () = context.shutdown_began() => drop(waiter.map(|waiter| waiter.answered(false))),
+                () = context.shutdown_began() => drop(waiter.map(|waiter| waiter.responded(false))),
             }
             drop((token, claim));
         });
@@ -446,7 +446,7 @@ impl<'a> TaskStream<'a> {
         self.cursor.version = ended;
         let known = self.id.kind == StreamKind::Result;
         let message = outcome::message(self.context, &self.id.request, task, known, self.waiter.as_ref())?;
-        let answering = self.waiter.take().map(|waiter| waiter.on_answer_sent(true));
+        let answering = self.waiter.take().map(|waiter| waiter.on_response_sent(true));
         self.send(&message, true).await?;
         if let Some(answering) = answering {
             answering.sent();

@@ -99,7 +99,7 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
             Some(ended) => task = ended,
             None => return Ok(Reply::accepted()),
         }
-        request.answered();
+        request.responded();
     }
     let permit = if task.spec.output_is_result { reply_permit(cx, &task).await? } else { None };
     outcome::result(cx.context, &task, true, None).map(|object| with_permit(cx.reply(object), permit))

@@ -145,9 +145,9 @@ async fn run(
                 None => outcome_result(cx, &outcome),
             };
             // A client that is answered at once cannot have hung up.
-            let answering = (!at_once && result.is_ok()).then(|| waiter.clone().on_answer_sent(true));
+            let answering = (!at_once && result.is_ok()).then(|| waiter.clone().on_response_sent(true));
             if answering.is_none() {
-                waiter.answered(true);
+                waiter.responded(true);
             }
             Ok(MethodResult { result: result?.end(), on_sent: answering })
         }
@@ -186,10 +186,10 @@ async fn wait_for_task(
         Waited::Questions(task) => {
             let questions = task.open_questions().map(|(key, request)| (key.as_str(), request));
             let result = input_required(cx, binding, questions, RequestState::Task(id)).end();
-            Ok(MethodResult { result, on_sent: Some(waiter.on_answer_sent(false)) })
+            Ok(MethodResult { result, on_sent: Some(waiter.on_response_sent(false)) })
         }
         Waited::HoldExpired(result) => {
-            Ok(MethodResult { result: complete_result(&result, cx.context).end(), on_sent: Some(waiter.on_answer_sent(false)) })
+            Ok(MethodResult { result: complete_result(&result, cx.context).end(), on_sent: Some(waiter.on_response_sent(false)) })
         }
         Waited::Gone => Err(Fault::internal("nobody waits for the call")),
     }
@@ -209,9 +209,9 @@ fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodR
         (None, None) => Err(Fault::internal("the task has no outcome")),
     };
     match ended {
-        Ok(object) => Ok(MethodResult { result: object.end(), on_sent: Some(waiter.on_answer_sent(true)) }),
+        Ok(object) => Ok(MethodResult { result: object.end(), on_sent: Some(waiter.on_response_sent(true)) }),
         Err(fault) => {
-            waiter.answered(true);
+            waiter.responded(true);
             Err(fault)
         }
     }
@@ -231,10 +231,10 @@ async fn resume_with_answers(
     // A task with an idempotency key needs nobody to wait for it.
     let waiter = Waiter::resume(cx.context, None, &task);
     if task.spec.idempotency_key.is_some() {
-        waiter.clone().answered(false);
+        waiter.clone().responded(false);
     }
     if let Err(error) = engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await {
-        waiter.answered(false);
+        waiter.responded(false);
         return Err(error.into());
     }
     wait_for_task(cx, binding, id, wait.hold.is_some(), NoteForwarder::new(cx, wait), waiter).await
@@ -245,7 +245,7 @@ fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> MethodResult {
     let object = with_info(typed("task"), cx.context);
     let now = cx.context.engine.clock().now();
     let result = render::task(object, task, now, cx.context.config.poll_interval).end();
-    MethodResult { result, on_sent: Some(waiter.on_answer_sent(false)) }
+    MethodResult { result, on_sent: Some(waiter.on_response_sent(false)) }
 }
 
 fn outcome_result(cx: &Cx<'_>, outcome: &Outcome) -> Result<Object, Fault> {
@@ -367,7 +367,7 @@ impl CallEra for NoteForwarder<'_, '_> {
         self.wait.promote_on_output
     }
 
-    fn answer_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
+    fn respond_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
         let WaitPlan { promote_delay, promote_on_output: eager, hold, .. } = self.wait;
         if let Some(outcome) = &task.outcome {
             // A caller that reads partials gets the task if the result contains only a part of the output.

@@ -118,7 +118,7 @@ pub(crate) struct MessageSource<'a> {
     pub(crate) out: &'a MessageSink,
 }
 
-pub(crate) async fn answer(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
         return Reply::fault(None, &fault);

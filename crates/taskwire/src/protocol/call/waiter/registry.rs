@@ -43,10 +43,10 @@ pub(in crate::protocol) struct DedupeKey {
 }
 
 impl DedupeKey {
-    pub(super) fn of(context: &Context, caller: &CallerId, hidden: bool, tool: &str, request: &Payload) -> Self {
+    pub(super) fn of(context: &Context, caller: &CallerId, hidden: bool, tool: &str, arguments: &Payload) -> Self {
         // A tool that is gone has no defaults.
         let definition: Value = find_tool(context, tool).ok().and_then(|tool| tool.0.wire.read().ok()).unwrap_or_default();
-        let arguments: Value = request.read().unwrap_or_default();
+        let arguments: Value = arguments.read().unwrap_or_default();
         let fingerprint = fingerprint(tool, &definition["inputSchema"], &arguments);
         Self { caller: caller.clone(), hidden, fingerprint }
     }
@@ -64,7 +64,7 @@ struct JoinableWork {
     /// Whether a caller knows the task, so that it runs to its end.
     caller_knows: bool,
     /// Responses with its outcome that are being sent. A call that comes now starts anew.
-    answers_in_flight: usize,
+    responses_in_flight: usize,
     /// How often it began to linger.
     linger_count: u64,
     /// Since when no caller has asked for it.
@@ -74,7 +74,7 @@ struct JoinableWork {
 
 impl JoinableWork {
     fn can_join(&self) -> bool {
-        self.answers_in_flight == 0 && (self.dedupe || self.waiters == 0)
+        self.responses_in_flight == 0 && (self.dedupe || self.waiters == 0)
     }
 }
 
@@ -255,7 +255,7 @@ impl CallRegistry {
             Ok(None) => {}
             Ok(Some(key)) => {
                 let joinable =
-                    JoinableWork { dedupe: task.spec.dedupe_key.is_some(), caller_knows: true, ..JoinableWork::new(key, context) };
+                    JoinableWork { dedupe: task.spec.fingerprint.is_some(), caller_knows: true, ..JoinableWork::new(key, context) };
                 self.with(|known| {
                     if !known.joinable.contains_key(&task.id) {
                         known.insert(task.id, joinable)
@@ -362,17 +362,17 @@ impl CallRegistry {
         self.with(|known| known.remove(id));
     }
 
-    pub(super) fn set_answering(&self, id: TaskId, begins: bool) {
+    pub(super) fn set_responding(&self, id: TaskId, begins: bool) {
         self.with(|known| {
             if let Some(joinable) = known.joinable.get_mut(&id) {
-                joinable.answers_in_flight =
-                    if begins { joinable.answers_in_flight + 1 } else { joinable.answers_in_flight.saturating_sub(1) };
+                joinable.responses_in_flight =
+                    if begins { joinable.responses_in_flight + 1 } else { joinable.responses_in_flight.saturating_sub(1) };
             }
         });
     }
 
     /// A waiting caller got the outcome (`ended`), or learned how to go on.
-    pub(super) fn answered(&self, id: TaskId, ended: bool) {
+    pub(super) fn responded(&self, id: TaskId, ended: bool) {
         self.with(|known| match known.joinable.get_mut(&id) {
             Some(joinable) if joinable.dedupe && !ended => {
                 joinable.waiters = joinable.waiters.saturating_sub(1);
@@ -405,12 +405,12 @@ impl CallRegistry {
 impl JoinableWork {
     fn new(key: DedupeKey, context: &Context) -> Self {
         let since = context.engine.clock().now();
-        Self { key, waiters: 0, dedupe: false, caller_knows: false, answers_in_flight: 0, linger_count: 0, since, ready: None }
+        Self { key, waiters: 0, dedupe: false, caller_knows: false, responses_in_flight: 0, linger_count: 0, since, ready: None }
     }
 }
 
 /// The arguments of a stored task.
-pub(super) fn stored_request(context: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
+pub(super) fn stored_arguments(context: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
     Ok(match context.engine.reader().event(id, Version(1))? {
         Some(Event::Created { arguments: request, .. }) => Some(request),
         _ => None,
@@ -420,14 +420,14 @@ pub(super) fn stored_request(context: &Context, id: TaskId) -> Result<Option<Pay
 /// The key by which the same call finds a stored task; none if it cannot.
 fn stored_key(context: &Context, task: &Task) -> Result<Option<DedupeKey>, engine::Error> {
     let spec = &task.spec;
-    if let Some(fingerprint) = spec.dedupe_key.clone() {
+    if let Some(fingerprint) = spec.fingerprint.clone() {
         return Ok(Some(DedupeKey { caller: spec.caller.clone(), hidden: spec.hidden, fingerprint }));
     }
     // A caller with an idempotency key or the task's id finds the task by that.
     if !spec.lingers || !spec.hidden || spec.idempotency_key.is_some() {
         return Ok(None);
     }
-    Ok(stored_request(context, task.id)?.map(|request| DedupeKey::of(context, &spec.caller, true, &spec.tool, &request)))
+    Ok(stored_arguments(context, task.id)?.map(|request| DedupeKey::of(context, &spec.caller, true, &spec.tool, &request)))
 }
 
 /// Whether the same call gets this task: one that runs, or for a while one whose result nobody got.

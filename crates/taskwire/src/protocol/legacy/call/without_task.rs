@@ -124,7 +124,7 @@ impl CallEra for CallNotes<'_> {
 }
 
 impl Call<'_, '_> {
-    pub(super) async fn answer_without_task(mut self) -> Result<Reply, Fault> {
+    pub(super) async fn respond_without_task(mut self) -> Result<Reply, Fault> {
         let cx = self.cx;
         let engine = &cx.context.engine;
         self.spec.hidden = true;
@@ -159,7 +159,7 @@ impl Call<'_, '_> {
         let heard = hearing.heard;
         match settled {
             Settled::NoRoom(result) => {
-                request.answered();
+                request.responded();
                 Ok(cx.reply(render::call_result(&result, None, None)))
             }
             _ if request.is_cancelled() => Ok(Reply::accepted()),
@@ -210,7 +210,7 @@ impl Call<'_, '_> {
             }
         }
         let cancelled = request.is_cancelled();
-        request.answered();
+        request.responded();
         if hold::is_followup(cx.context, &self.tool) {
             cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments);
         }
@@ -221,9 +221,9 @@ impl Call<'_, '_> {
             (None, Outcome::Cancelled { reason }) => Err(Err(Fault::internal(reason.as_deref().unwrap_or("the call was cancelled")))),
         };
         match result {
-            Ok(result) => Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_answer_sent(true)))),
+            Ok(result) => Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_response_sent(true)))),
             Err(without) => {
-                waiter.answered(true);
+                waiter.responded(true);
                 without
             }
         }
@@ -235,17 +235,17 @@ impl Call<'_, '_> {
         if !cx.can_stream {
             let mut hearing = self.open_notes(&request, Some(heard));
             let waited = wait::follow(cx.context, task.id, &waiter, plan.hold, &mut hearing).await;
-            request.answered();
+            request.responded();
             return match waited? {
                 Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)) {
-                    Ok(object) => Ok(cx.reply(object).on_sent(Some(waiter.on_answer_sent(true)))),
+                    Ok(object) => Ok(cx.reply(object).on_sent(Some(waiter.on_response_sent(true)))),
                     Err(fault) => {
-                        waiter.answered(true);
+                        waiter.responded(true);
                         Err(fault)
                     }
                 },
                 Waited::HoldExpired(result) => {
-                    Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_answer_sent(false))))
+                    Ok(cx.reply(render::call_result(&result, None, None)).on_sent(Some(waiter.on_response_sent(false))))
                 }
                 Waited::Handle(_) | Waited::Questions(_) | Waited::Gone => Ok(Reply::accepted()),
             };

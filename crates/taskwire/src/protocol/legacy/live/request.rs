@@ -20,14 +20,14 @@ pub(in crate::protocol::legacy) struct RequestGuard {
     session: Arc<Session>,
     id: RequestId,
     cancel_state: Arc<watch::Sender<CancelState>>,
-    answered: bool,
+    responded: bool,
     /// Whether the request has an earlier guard.
     joined: bool,
 }
 
 impl RequestGuard {
     pub(super) fn new(session: &Arc<Session>, id: &RequestId, cancel_state: Arc<watch::Sender<CancelState>>, joined: bool) -> Self {
-        Self { session: session.clone(), id: id.clone(), cancel_state, answered: false, joined }
+        Self { session: session.clone(), id: id.clone(), cancel_state, responded: false, joined }
     }
 
     pub(in crate::protocol::legacy) fn set_call_start(&self, began: Timestamp, token: Option<RequestId>) {
@@ -90,14 +90,14 @@ impl RequestGuard {
         *self.cancel_state.borrow() == CancelState::Stopped
     }
 
-    pub(in crate::protocol::legacy) fn answered(mut self) {
-        self.answered = true;
+    pub(in crate::protocol::legacy) fn responded(mut self) {
+        self.responded = true;
     }
 }
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        if self.joined && !self.answered {
+        if self.joined && !self.responded {
             return;
         }
         let mut live = self.session.live();
@@ -106,7 +106,7 @@ impl Drop for RequestGuard {
             return;
         };
         running.awaited = false;
-        if self.answered || (running.run.is_none() && running.task.is_none()) {
+        if self.responded || (running.run.is_none() && running.task.is_none()) {
             let run = live.open_requests.remove(&self.id).and_then(|running| running.run?.upgrade());
             drop(live);
             // The request was answered: a run that goes on is a task now, and counts as one.

@@ -53,7 +53,7 @@ impl TaskStream<'_> {
         self.cursor = StreamCursor::END;
         let waiter = self.waiter.take();
         let result = waiter.as_ref().map_or_else(|| result.clone(), |waiter| waiter.with_joined_text(result.clone()));
-        let answering = waiter.map(|waiter| waiter.on_answer_sent(false));
+        let answering = waiter.map(|waiter| waiter.on_response_sent(false));
         self.send(&render::response(&self.id.request, render::call_result(&result, None, None)), true).await?;
         if let Some(answering) = answering {
             answering.sent();
