@@ -33,6 +33,7 @@ if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locke
 cargo build --workspace --examples --quiet
 cargo nextest run --workspace --cargo-quiet
 cargo test --workspace --doc --quiet
+RUSTDOCFLAGS="-D warnings" cargo doc -p taskwire -p taskwire-core --no-deps --quiet
 
 step "conformance"
 bash scripts/conform.sh

@@ -88,7 +88,7 @@ pub(crate) struct Config {
     page_len: Option<usize>,
     /// How long clients may cache lists. Default: `"1m"`.
     list_ttl: Option<Span>,
-    /// Open listen streams of one caller, and standing streams of its sessions. Default: `100`.
+    /// Open listen streams of one caller, and session streams of its sessions. Default: `100`.
     streams_per_caller: Option<usize>,
     /// Tasks that one listen stream may name, and resources that one session may subscribe to. Default: `1000`.
     subscriptions_per_stream: Option<usize>,

@@ -90,7 +90,7 @@ pub enum Event {
     Appended {
         /// Its number.
         seq: Seq,
-        /// The number of its first block.
+        /// The number of its first block, from 1: `seqNr` of SEP-1905.
         first_block: u64,
         /// Its content blocks.
         blocks: Blocks,

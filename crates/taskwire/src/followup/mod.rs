@@ -1,4 +1,4 @@
-//! Follow-up for clients without tasks: the reply to a call whose hold has expired, and the five tools by which a language model goes on
+//! Follow-up for clients without tasks: the reply to a call whose hold has expired, and the tools by which a language model goes on
 //! from there.
 //!
 //! The texts are the product. Their reader knows nothing of tasks and must do the right thing next: wait with `task_wait`, never call the

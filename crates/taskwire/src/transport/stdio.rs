@@ -64,7 +64,7 @@ impl InFlight {
     }
 }
 
-/// Serves one client until its input ends, `shutdown` is ready, or it stops reading.
+/// Serves one client until its input ends, `shutdown` is ready, or it closes its end of the output.
 pub(crate) async fn run(
     context: Arc<Context>,
     input: impl AsyncRead + Send + Unpin,
@@ -93,7 +93,7 @@ pub(crate) async fn run(
             Some(false)
         }
         () = shutdown => Some(true),
-        // The client does not read any more.
+        // The client closed its end.
         _ = &mut writer => None,
     };
     // Listen streams end, open calls get their response, and after a signal running tasks get their time too.

@@ -28,7 +28,7 @@ const KILLS: u64 = 10;
 /// Chunks that are written between two questions whether to go on.
 const LEG: u64 = 200;
 const CHUNKS: u64 = LEG * (KILLS + 1);
-/// The same for the standing stream, which carries two tasks.
+/// The same for the session stream, which carries two tasks.
 const STANDING_KILLS: u64 = 6;
 const STANDING_LEG: u64 = 60;
 const STANDING_CHUNKS: u64 = STANDING_LEG * (STANDING_KILLS + 1);
@@ -200,7 +200,7 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
     let quick = session.ok("tools/call", json!({"name": "quick", "arguments": {"n": n}, "task": {}})).await;
     let quick = task_of(&quick);
     loop {
-        let message = follower.next().await.expect("a standing stream does not end");
+        let message = follower.next().await.expect("a session stream does not end");
         assert_eq!(message["method"], "notifications/tasks/status", "{message}");
         assert_eq!(message["params"]["taskId"], quick, "{message}");
         if message["params"]["status"] == "completed" {
@@ -209,7 +209,7 @@ async fn the_standing_stream_survives_kills_without_a_gap_or_a_repeat() {
     }
     server.kill();
     let (resumed, took) = (follower.resumed, begun.elapsed().as_secs_f64());
-    eprintln!("crash: a standing stream of two tasks resumed {resumed} times through {STANDING_KILLS} kills in {took:.1} s");
+    eprintln!("crash: a session stream of two tasks resumed {resumed} times through {STANDING_KILLS} kills in {took:.1} s");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -416,7 +416,7 @@ impl Call {
     }
 }
 
-/// A reader of a standing stream that carries these tasks and no others.
+/// A reader of a session stream that carries these tasks and no others.
 #[derive(Debug)]
 struct Standing {
     follower: Follower,
@@ -432,7 +432,7 @@ impl Standing {
     async fn run(mut self) -> Self {
         let mut ended: Vec<String> = Vec::new();
         while self.open > 0 {
-            let message = self.follower.next().await.expect("a standing stream does not end");
+            let message = self.follower.next().await.expect("a session stream does not end");
             // Somebody else answers.
             if message["method"] == "elicitation/create" {
                 continue;

@@ -116,7 +116,7 @@ impl Session {
         exchange(self.port, "POST", &self.headers(), Some(message)).await
     }
 
-    /// The standing stream, or what follows an event on its stream.
+    /// The session stream, or what follows an event on its stream.
     async fn get(&self, last_event: Option<&str>) -> io::Result<Events> {
         let mut headers = self.headers().to_vec();
         headers.extend(last_event.map(|id| ("Last-Event-ID", id)));
@@ -260,7 +260,7 @@ impl Follower {
         Self::begin(session, answer.events(), dice).await
     }
 
-    /// Opens the standing stream, and reads until it can come back.
+    /// Opens the session stream, and reads until it can come back.
     pub(crate) async fn standing(session: &Session, dice: Dice) -> Self {
         let events = session.get(None).await.expect("the server lives");
         Self::begin(session, events, dice).await

@@ -1,4 +1,5 @@
-//! Starts a call, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory.
+//! Starts a call, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory. (A legacy call with
+//! `task` does not come here: it is created as a task, or waits for its result by `wait::run`.)
 
 use std::{sync::Arc, time::Duration};
 

@@ -29,7 +29,7 @@ const SESSION: &str = "session-1";
 /// A script of this era: there is one tool, `job`, whose calls may be tasks, and `t1` is at work.
 pub(crate) async fn scripted() -> ScriptedServer {
     let script = ScriptedServer::start().await;
-    // A standing stream may be wanted again at any time, and the end of a test is none of its business.
+    // A session stream may be wanted again at any time, and the end of a test is none of its business.
     for kind in ["GET", "DELETE", "notifications/cancelled"] {
         script.may_remain(kind);
     }
@@ -155,14 +155,14 @@ pub(crate) async fn declared(script: &ScriptedServer, options: Options) -> Value
     declared
 }
 
-/// Has no standing stream.
+/// Has no session stream.
 async fn never_stands<T>(script: &ScriptedServer) -> T {
     loop {
         script.expect_http("GET").await.empty(405).await;
     }
 }
 
-/// A client of a server that has these capabilities and no standing stream.
+/// A client of a server that has these capabilities and no session stream.
 pub(crate) async fn joined(script: &ScriptedServer, options: Options, capabilities: Value) -> Client {
     let greeting = async {
         greets(script, SESSION, capabilities).await;
@@ -175,7 +175,7 @@ pub(crate) async fn joined(script: &ScriptedServer, options: Options, capabiliti
     client.expect("a connection")
 }
 
-/// A client of a server that has these capabilities, and its standing stream.
+/// A client of a server that has these capabilities, and its session stream.
 pub(crate) async fn stood(script: &ScriptedServer, options: Options, capabilities: Value) -> (Client, Sse) {
     let greeting = async {
         greets(script, SESSION, capabilities).await;
@@ -187,7 +187,7 @@ pub(crate) async fn stood(script: &ScriptedServer, options: Options, capabilitie
     (client.expect("a connection"), stand)
 }
 
-/// The next request of this method. Who asks for a standing stream before it gets none.
+/// The next request of this method. Who asks for a session stream before it gets none.
 pub(crate) async fn awaited(script: &ScriptedServer, method: &str) -> ScriptedRequest {
     loop {
         let fits =
@@ -390,7 +390,7 @@ async fn every_request_names_the_session_and_the_version() {
     script.stop_answering("tools/list");
     script.stop_answering("tasks/get");
     script.may_remain("tasks/get");
-    // The handshake and the standing stream are looked at as they come.
+    // The handshake and the session stream are looked at as they come.
     let (client, mut stand) = stood(&script, options(&script), having(json!({}))).await;
     let playing = async {
         let list = script.expect("tools/list").await;

@@ -38,7 +38,7 @@ async fn send_partial(events: &mut Sse, params: Value) {
 enum StreamKind {
     /// On the stream on which the result is waited for.
     Wait,
-    /// On the standing stream.
+    /// On the session stream.
     Stand,
 }
 

@@ -259,7 +259,7 @@ impl LegacySession {
         self.events(stream).await
     }
 
-    /// Opens the standing stream, and reads what it begins with.
+    /// Opens the session stream, and reads what it begins with.
     pub(crate) async fn open_standing(&self) -> Sse {
         let mut sse = self.events(self.connect("GET", &[]).await).await;
         sse.read_prime().await;

@@ -61,7 +61,7 @@ async fn to_the_end(events: &mut Sse) -> Vec<String> {
 /// On which stream partials may come.
 #[derive(Debug, Clone, Copy)]
 struct StreamKind {
-    /// On a `tasks/result`, else on the standing stream.
+    /// On a `tasks/result`, else on the session stream.
     waits: bool,
     /// On a stream that was cut off and goes on by `Last-Event-ID`.
     resumed: bool,
@@ -586,7 +586,7 @@ async fn routing_what_one_stream_was_told_no_other_is() {
     }
     seen.sort_unstable();
     assert_eq!(seen, Vec::from_iter(0..10), "each once");
-    // Nor is a standing stream that comes later, and of two standing streams only the newer.
+    // Nor is a session stream that comes later, and of two session streams only the newer.
     let older = legacy.open_standing().await;
     let mut scene = Scene { harness, legacy, id, run, kind: STREAM_KINDS[0], events: older };
     scene.says_no_more().await;

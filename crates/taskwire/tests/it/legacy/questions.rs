@@ -1,4 +1,4 @@
-//! Questions of tasks and the standing stream: each is asked on one open stream, and on another one when that is gone. What a stream
+//! Questions of tasks and the session stream: each is asked on one open stream, and on another one when that is gone. What a stream
 //! that was cut off had yet to deliver comes on the standing one.
 
 use std::sync::Arc;
@@ -220,7 +220,7 @@ async fn a_question_waits_for_the_stream_that_is_opened_first() {
         let question = events.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&scene.id));
         scene.says("still here", &mut events).await;
-        assert_eq!(scene.answers(&question, asking).await, "Ada", "on the standing stream: {stands}");
+        assert_eq!(scene.answers(&question, asking).await, "Ada", "on the session stream: {stands}");
     }
 }
 

@@ -393,7 +393,7 @@ async fn server_08_no_duplicates() {
     let whole = waited.pop().expect("a response");
     assert_eq!(text_of(&whole["result"]["content"]), FIVE.join("+"), "whole, where the whole was asked for");
     assert!(waited.iter().all(|message| message["method"] == "notifications/tasks/status"), "and nowhere else: {waited:?}");
-    // On the standing stream the messages about this task come before those about the next one.
+    // On the session stream the messages about this task come before those about the next one.
     let next = legacy.start("writes", json!({})).await;
     harness.run().await.ends("done");
     let messages = messages_until(&mut stand, &next, "completed").await;

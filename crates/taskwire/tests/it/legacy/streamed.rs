@@ -284,7 +284,7 @@ pub(crate) async fn gone(legacy: &LegacySession, task: &str) -> Value {
     with_timeout("the end of the task's time", asking).await
 }
 
-/// All messages of a standing stream up to this status of a task.
+/// All messages of a session stream up to this status of a task.
 pub(crate) async fn messages_until(stand: &mut Sse, task: &str, status: &str) -> Vec<Value> {
     let mut messages = Vec::new();
     loop {

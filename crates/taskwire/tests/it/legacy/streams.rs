@@ -87,7 +87,7 @@ pub(crate) fn text_for(request: &Value, response: &Value) -> String {
     response["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {response}")).to_owned()
 }
 
-// The standing stream.
+// The session stream.
 
 #[tokio::test]
 async fn a_newer_standing_stream_takes_the_place_of_the_older() {

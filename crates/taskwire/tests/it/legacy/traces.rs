@@ -178,7 +178,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
     let server = serve([tool.task(TaskMode::Always).streams()]).await;
     let mut recorder = Recorder::new(
         "Partial results in a session (SEP-2679), message by message",
-        "A tool tells a story of six tokens. They come as notifications: on the session's standing stream, which breaks and is resumed, \
+        "A tool tells a story of six tokens. They come as notifications: on the session stream, which breaks and is resumed, \
          and then beside the result that the client waits for.",
         LEGEND,
     );
@@ -193,7 +193,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
     session.ask("tools/list", json!({})).await;
 
     session.recorder.step(
-        "The standing stream",
+        "The session stream",
         "A GET opens the stream for all that belongs to no request. It begins with an event that has an id and nothing else, so that the \
          client can come back to it even if the connection breaks at once.",
     );
@@ -230,7 +230,7 @@ async fn partial_notifications_go_over_the_wire_as_the_document_shows() {
 
     session.recorder.step(
         "Waiting for the result",
-        "While a request waits for the task, all that concerns the task comes on the stream of that request, and not on the standing \
+        "While a request waits for the task, all that concerns the task comes on the stream of that request, and not on the session \
          stream: each message goes to one stream. It begins behind what the session was given already.",
     );
     let mut waiting = session.stream("tasks/result", json!({"taskId": task})).await;

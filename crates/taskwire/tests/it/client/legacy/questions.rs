@@ -11,7 +11,7 @@ enum StreamKind {
     Call,
     /// On the stream on which the result of a task is waited for.
     Wait,
-    /// On the standing stream, about a task.
+    /// On the session stream, about a task.
     Stand,
 }
 

@@ -63,7 +63,7 @@ impl Session {
         stream
     }
 
-    /// Opens the standing stream, up to the event that primes it.
+    /// Opens the session stream, up to the event that primes it.
     pub(super) async fn stand(&mut self) -> Stream {
         let connection = self.send("GET", &[], None).await;
         let mut stream = self.begin(connection).await;
