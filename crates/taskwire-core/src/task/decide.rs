@@ -146,16 +146,15 @@ fn ask(task: &Task, key: &QuestionKey, request: &Payload, limits: &Limits) -> Re
         return if known.request == *request { Ok(Vec::new()) } else { Err(Reject::QuestionKeyReused(key.as_str().to_owned())) };
     }
     check_limit("the question is too large", request.as_str().len() as u64, limits.value_bytes, "value_bytes")?;
-    let bytes = task.question_bytes() + request.as_str().len() as u64;
-    check_limit(
-        "the task's questions and answers are too large together",
-        bytes,
-        limits.question_bytes_per_task,
-        "question_bytes_per_task",
-    )?;
+    check_question_bytes(task.question_bytes() + request.as_str().len() as u64, limits)?;
     check_limit("the task has asked too many questions", task.questions.len() as u64 + 1, limits.questions_per_task, "questions_per_task")?;
     check_event_limit(task, limits)?;
     Ok(vec![Event::Asked { key: key.clone(), request: request.clone() }])
+}
+
+fn check_question_bytes(bytes: u64, limits: &Limits) -> Result<(), Reject> {
+    let what = "the task's questions and answers are too large together";
+    check_limit(what, bytes, limits.question_bytes_per_task, "question_bytes_per_task")
 }
 
 fn answer(task: &Task, answers: &[(QuestionKey, Payload)], limits: &Limits) -> Result<Vec<Event>, Reject> {
@@ -169,12 +168,7 @@ fn answer(task: &Task, answers: &[(QuestionKey, Payload)], limits: &Limits) -> R
         let again = events.iter().any(|event| matches!(event, Event::Answered { key: earlier, .. } if earlier == key));
         if open && !again {
             bytes += size;
-            check_limit(
-                "the task's questions and answers are too large together",
-                bytes,
-                limits.question_bytes_per_task,
-                "question_bytes_per_task",
-            )?;
+            check_question_bytes(bytes, limits)?;
             events.push(Event::Answered { key: key.clone(), answer: answer.clone() });
         }
     }

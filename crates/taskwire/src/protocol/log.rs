@@ -10,9 +10,9 @@ use crate::{
     store::{Cursor, LogItem, Page},
 };
 
-/// Bytes of output that one task may send before it is another one's turn.
+/// Bytes of output that one task may send before the next task has its turn.
 pub(super) const TURN_BYTES: usize = 256 * 1024;
-/// The same in chunks: what stands around a small one is larger than itself.
+/// The same in chunks, because the message around a small chunk is larger than the chunk.
 const TURN_CHUNKS: usize = 1_000;
 
 /// Why a stream ends before it has sent everything.

@@ -14,7 +14,7 @@ use self::kit::{Caller, HoldFixture, PendingCall, asks, config, followed, text, 
 use crate::{
     kit::{MS, SECOND, WAYS, Way, with_timeout},
     legacy::kit::{LATEST, LegacySession},
-    shutdown::settle,
+    shutdown::{settle, settle_long},
     tasks::{Gate, accept, name_form, name_in, quick, registry, tool, with_limits},
     tool_harness::{played, run_of},
 };
@@ -310,9 +310,7 @@ async fn a_call_is_held_anew_when_its_question_is_answered() {
             None => call.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": accept("Ada")})).await,
         }
         with_timeout("the tool", gate.started.wait()).await;
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         fixture.pass(HOLD - MS).await;
         call.is_quiet().await;
         fixture.pass(MS).await;
@@ -731,9 +729,7 @@ async fn who_comes_back_to_a_shared_task_has_its_own_hold_and_hears_of_progress_
     assert_eq!(back.progress().await.0, 2.0);
     fixture.pass(HOLD / 2).await;
     let id = followed(&first.result().await);
-    for _ in 0..10 {
-        settle().await;
-    }
+    settle_long().await;
     while let Ok(message) = back.messages.try_recv() {
         assert!(message.get("method").is_some(), "it was answered too early: {message}");
     }

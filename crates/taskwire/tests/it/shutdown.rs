@@ -42,6 +42,13 @@ pub(crate) async fn settle() {
     }
 }
 
+/// The same for what takes several requests of its own, such as a hang-up that the server must notice.
+pub(crate) async fn settle_long() {
+    for _ in 0..10 {
+        settle().await;
+    }
+}
+
 /// A server that ends like a process.
 struct Lone {
     port: u16,

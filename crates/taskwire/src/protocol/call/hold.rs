@@ -47,15 +47,15 @@ pub(in crate::protocol) struct Hold {
 
 impl Hold {
     /// Holds a call that is made now; none if calls of this tool are not held.
-    pub(in crate::protocol) fn begin(context: &Context, tool: &ReadyTool, native: AcceptedQuestions) -> Option<Self> {
+    pub(in crate::protocol) fn begin(context: &Context, tool: &ReadyTool, accepts: AcceptedQuestions) -> Option<Self> {
         let began = context.engine.clock().now();
-        hold_can_expire(context, tool).then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts: native })
+        hold_can_expire(context, tool).then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts })
     }
 
     /// Holds a call that was made at `began`, and whose client resumes it.
-    pub(in crate::protocol) fn resume(context: &Context, task: &Task, began: Timestamp, native: AcceptedQuestions) -> Option<Self> {
+    pub(in crate::protocol) fn resume(context: &Context, task: &Task, began: Timestamp, accepts: AcceptedQuestions) -> Option<Self> {
         let follows = context.config.followups && task.spec.hidden && task.spec.findable;
-        follows.then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts: native })
+        follows.then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts })
     }
 
     /// Holds the call for the whole time again, because its caller was busy answering a question.
@@ -144,7 +144,7 @@ impl<'a> HoldTimer<'a> {
 
 /// The result that is sent while the task goes on: a question that the caller does not accept, or, when the hold is `over`, that the
 /// task is still running.
-fn expiry_result(context: &Context, hold: Hold, task: &Task, over: bool) -> Option<Payload> {
+fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool) -> Option<Payload> {
     if task.outcome.is_some() {
         return None;
     }
@@ -155,7 +155,7 @@ fn expiry_result(context: &Context, hold: Hold, task: &Task, over: bool) -> Opti
     let draining = *context.draining.borrow();
     let goes_on = task.asked_at.is_none() || draining;
     let tell = if draining { followup::shutting_down } else { followup::task_result };
-    (over && goes_on).then(|| payload(&tell(&context.engine, task)))
+    (expired && goes_on).then(|| payload(&tell(&context.engine, task)))
 }
 
 /// How a call ended without a result, as a result that a model can act on: models do not see protocol errors. None for another

@@ -30,7 +30,7 @@ pub(in crate::protocol) struct Plan {
     context: Arc<Context>,
     pub(in crate::protocol) spec: Arc<Spec>,
     pub(in crate::protocol) arguments: Payload,
-    pub(in crate::protocol) resumed: Continuation,
+    pub(in crate::protocol) continuation: Continuation,
     pub(in crate::protocol) hold: Option<Hold>,
     pub(in crate::protocol) waiter: Waiter,
 }
@@ -65,7 +65,7 @@ impl Plan {
         }
         let waiter = Waiter::new(context, &spec.caller, tool, &request, spec.hidden, way_back);
         spec.lingers = waiter.lingers();
-        Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments: request, resumed: Continuation::default(), hold, waiter })
+        Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments: request, continuation: Continuation::default(), hold, waiter })
     }
 
     /// Starts the call. If it `must` be a task, that is created before its work runs.
@@ -74,12 +74,12 @@ impl Plan {
         if self.spec.idempotency_key.is_some() {
             // A client that gets no response repeats the call under its key, so hanging up must not stop the task: the waiter gets no work.
             let id = engine.new_id();
-            let task = engine.create(id, self.spec.clone(), self.arguments.clone(), &self.resumed, era.open_notes()).await?.task;
+            let task = engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, era.open_notes()).await?.task;
             return Ok(Started::Task { joined: task.id != id, task });
         }
         if self.spec.fingerprint.is_some() {
             let joined =
-                self.waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.resumed.clone(), era.open_notes()).await;
+                self.waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.continuation.clone(), era.open_notes()).await;
             match joined {
                 Ok(task) => return Ok(Started::Task { joined: self.waiter.joined_started_at().is_some(), task }),
                 // The caller may have no further task: the call runs in memory, and no other call joins it.
@@ -97,7 +97,7 @@ impl Plan {
             id,
             self.spec.clone(),
             self.arguments.clone(),
-            self.resumed.clone(),
+            self.continuation.clone(),
             era.open_notes(),
         )))
     }
@@ -107,7 +107,7 @@ impl Plan {
         let engine = &self.context.engine;
         let id = engine.new_id();
         self.waiter.wait_for_task(id);
-        match engine.create(id, self.spec.clone(), self.arguments.clone(), &self.resumed, notes).await {
+        match engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, notes).await {
             Ok(receipt) => Ok(receipt.task),
             Err(error) => {
                 self.waiter.clone().responded(true);

@@ -62,7 +62,7 @@ pub(in crate::protocol) enum Settled {
     /// It became this task.
     Task(Arc<Task>),
     /// The hold expired at the task limit: the work stops, and this is the result.
-    NoRoom(Payload),
+    TaskLimit(Payload),
     /// Nobody waits for it any more.
     Gone,
 }
@@ -122,7 +122,7 @@ pub(in crate::protocol) async fn run(
                 if let Some(waiter) = waiter {
                     waiter.clone().responded(true);
                 }
-                return Ok(Settled::NoRoom(hold::stop_at_task_limit(context, run, &reject)));
+                return Ok(Settled::TaskLimit(hold::stop_at_task_limit(context, run, &reject)));
             }
             // At the task limit the call goes on waiting, which costs only time.
             Err(error) if is_limit(&error) => {

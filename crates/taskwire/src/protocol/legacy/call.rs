@@ -289,7 +289,7 @@ impl Call<'_, '_> {
                     Ok(self.task_reply(&task, choice, on_announced))
                 }
             }
-            Settled::Ended { .. } | Settled::NoRoom(_) | Settled::Gone => Err(Fault::internal("the tool went away")),
+            Settled::Ended { .. } | Settled::TaskLimit(_) | Settled::Gone => Err(Fault::internal("the tool went away")),
         }
     }
 

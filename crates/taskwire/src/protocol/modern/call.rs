@@ -91,11 +91,11 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let wanted = CallOptions { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
     let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.context, &tool, &wanted)? };
     let mut plan = Plan::new(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
-    plan.resumed = resumed;
+    plan.continuation = resumed;
     let mut forwarder = NoteForwarder::new(cx, wait.promoting(cx, &tool, mode));
-    let must = forwarder.wait.promote_delay == Some(Duration::ZERO);
-    let done = match plan.start(must, &mut forwarder).await? {
-        Started::Task { task, .. } if must => Ok(handle(cx, &task, plan.waiter)),
+    let must_be_task = forwarder.wait.promote_delay == Some(Duration::ZERO);
+    let done = match plan.start(must_be_task, &mut forwarder).await? {
+        Started::Task { task, .. } if must_be_task => Ok(handle(cx, &task, plan.waiter)),
         Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, forwarder, plan.waiter).await,
         Started::Run(unstarted) => run(cx, &binding, &plan, unstarted, forwarder).await,
     };
@@ -115,8 +115,8 @@ impl WaitPlan {
             TaskMode::Always | TaskMode::Required => Some(Duration::ZERO),
         };
         // A caller that reads partials gets the task with the first output, not only after the delay.
-        let eager = promote_delay.is_some() && cx.meta.partials && tool.0.policy.streams;
-        Self { promote_delay, hidden_promote_delay, promote_on_output: eager, ..self }
+        let promote_on_output = promote_delay.is_some() && cx.meta.partials && tool.0.policy.streams;
+        Self { promote_delay, hidden_promote_delay, promote_on_output, ..self }
     }
 }
 
@@ -145,11 +145,11 @@ async fn run(
                 None => outcome_result(cx, &outcome),
             };
             // A client that is answered at once cannot have hung up.
-            let answering = (!at_once && result.is_ok()).then(|| waiter.clone().on_response_sent(true));
-            if answering.is_none() {
+            let on_sent = (!at_once && result.is_ok()).then(|| waiter.clone().on_response_sent(true));
+            if on_sent.is_none() {
                 waiter.responded(true);
             }
-            Ok(MethodResult { result: result?.end(), on_sent: answering })
+            Ok(MethodResult { result: result?.end(), on_sent })
         }
         Settled::Ended { end: RunEnd::Suspended(round), .. } => match ask_round(cx, binding, &round) {
             // A caller that cannot be asked to call again is asked by a task, and answers with a follow-up tool.
@@ -162,7 +162,7 @@ async fn run(
         },
         Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
         Settled::Task(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
-        Settled::NoRoom(result) => Ok(complete_result(&result, cx.context).into()),
+        Settled::TaskLimit(result) => Ok(complete_result(&result, cx.context).into()),
         Settled::Gone => Err(Fault::internal("nobody waits for the call")),
     }
 }

@@ -21,9 +21,7 @@ async fn calls_that_are_the_same_share_a_task() {
         let other: Value = serde_json::from_str(r#"{"b":{"y":null,"x":[1,2]},"a":1}"#).expect("JSON");
         let (mut first, mut second) = (caller.call("slow", one.clone()).await, caller.call("slow", other).await);
         with_timeout("the tool", gate.started.wait()).await;
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         let mut different = caller.call("slow", json!({"a": 2})).await;
         with_timeout("another run", gate.started.wait()).await;
         assert_eq!(fixture.open().len(), 2, "{way:?}");
@@ -198,19 +196,13 @@ async fn a_shared_call_is_stopped_by_a_change_of_mind_and_not_by_a_loss_of_patie
         let mut first = caller.call("slow", json!({})).await;
         with_timeout("the tool", gate.started.wait()).await;
         let id = fixture.until_open(1).await[0];
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         caller.cancel(&mut first, "McpError: MCP error -32001: Request timed out").await;
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         let mut second = caller.call("slow", json!({})).await;
         second.is_quiet().await;
         assert!(!gate.stopped.is_sent(), "{way:?}");
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         // Over HTTP the cancel has a connection of its own, and may overtake the call.
         let stopped = async {
             while !gate.stopped.is_sent() {
@@ -238,9 +230,7 @@ async fn who_calls_again_after_a_change_of_mind_gets_a_run_of_its_own() {
             let caller = Caller::new(way, &fixture).await;
             let mut call = caller.call("slow", json!({})).await;
             with_timeout("the tool", gate.started.wait()).await;
-            for _ in 0..10 {
-                settle().await;
-            }
+            settle_long().await;
             caller.cancel(&mut call, "not needed any more").await;
             caller.call_after(&mut call, "slow", json!({})).await;
             with_timeout("a run of its own", gate.started.wait()).await;
@@ -268,9 +258,7 @@ async fn a_shared_call_goes_on_for_as_long_as_somebody_has_not_changed_its_mind(
                 assert_eq!(call.progress().await.0, 1.0, "{way:?}");
             }
             caller.cancel(&mut first, "not needed any more").await;
-            for _ in 0..10 {
-                settle().await;
-            }
+            settle_long().await;
             assert!(!run.ctx.is_cancelled(), "{way:?}");
             if both {
                 caller.cancel(&mut second, "not needed any more").await;
@@ -298,16 +286,12 @@ async fn who_came_back_to_a_shared_task_waits_for_it_like_any_other() {
         }
         second.has_event_id().await;
         second.lose();
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         let mut back = bob.resume(&second).await;
         run.progress(2.0, None).await;
         assert_eq!(back.progress().await.0, 2.0);
         ann.cancel(&mut first, "not needed any more").await;
-        for _ in 0..10 {
-            settle().await;
-        }
+        settle_long().await;
         assert!(!run.ctx.is_cancelled());
         if both {
             bob.cancel(&mut back, "not needed any more").await;

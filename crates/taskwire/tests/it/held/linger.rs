@@ -26,9 +26,7 @@ async fn hang_up(fixture: &HoldFixture, mut call: PendingCall) -> TaskId {
 
 /// Waits until the server has noticed that somebody hung up.
 async fn left(_fixture: &HoldFixture) {
-    for _ in 0..10 {
-        settle().await;
-    }
+    settle_long().await;
 }
 
 /// That an answer says that it comes from an earlier call.

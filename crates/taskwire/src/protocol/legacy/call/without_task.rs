@@ -33,7 +33,7 @@ use crate::{
 const GIVE_UP_TIME: Duration = Duration::from_secs(2);
 
 /// The notes of a call's work.
-struct Heard {
+struct NoteInbox {
     notes: mpsc::Receiver<CallNote>,
     /// Received before there was a stream.
     earlier: Vec<CallNote>,
@@ -45,7 +45,7 @@ struct Heard {
 struct CallNotes<'a> {
     call: &'a Call<'a, 'a>,
     request: &'a RequestGuard,
-    heard: Heard,
+    inbox: NoteInbox,
     /// Whether the call becomes a task, so that there is a log to send, with its first note or when it is due.
     streams: bool,
     due: Option<Sleep>,
@@ -55,7 +55,7 @@ struct CallNotes<'a> {
 impl CallEra for CallNotes<'_> {
     fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
         let (sender, notes) = mpsc::channel(NOTES_MAX);
-        self.heard.notes = notes;
+        self.inbox.notes = notes;
         Some(sender)
     }
 
@@ -82,22 +82,22 @@ impl CallEra for CallNotes<'_> {
     async fn meanwhile(&mut self) -> Result<Wake, Fault> {
         let (call, cx) = (self.call, self.call.cx);
         let due = self.due.get_or_insert_with(|| cx.context.engine.clock().sleep(call.promote_delay()));
-        let heard = &mut self.heard;
+        let inbox = &mut self.inbox;
         loop {
             tokio::select! {
                 biased;
                 () = self.request.cancelled() => return Ok(Wake::Gone),
                 () = cx.session.ended() => return Err(no_session()),
-                Some(note) = heard.notes.recv(), if self.streams || heard.forwards_at_once => {
-                    if heard.forwards_at_once {
-                        call.forward_note(&note, &mut heard.encoder);
-                    } else if matches!(note, CallNote::Disconnect(_)) || heard.encoder.message(&note, None).is_some() {
-                        heard.earlier.push(note);
+                Some(note) = inbox.notes.recv(), if self.streams || inbox.forwards_at_once => {
+                    if inbox.forwards_at_once {
+                        call.forward_note(&note, &mut inbox.encoder);
+                    } else if matches!(note, CallNote::Disconnect(_)) || inbox.encoder.message(&note, None).is_some() {
+                        inbox.earlier.push(note);
                         return Ok(Wake::Due);
                     }
                 }
                 () = hold::heartbeat_due(&mut self.beat) => {
-                    if let Some(message) = self.beat.as_mut().and_then(|beat| beat.message(&mut heard.encoder, None)) {
+                    if let Some(message) = self.beat.as_mut().and_then(|beat| beat.message(&mut inbox.encoder, None)) {
                         cx.out.try_send(&message);
                     }
                 }
@@ -108,13 +108,13 @@ impl CallEra for CallNotes<'_> {
 
     /// There will be no log to send, so notes are sent at once.
     fn no_task(&mut self) {
-        let (call, cx, heard) = (self.call, self.call.cx, &mut self.heard);
+        let (call, cx, inbox) = (self.call, self.call.cx, &mut self.inbox);
         self.streams = false;
-        if cx.context.config.followups && cx.can_stream && !heard.forwards_at_once {
-            heard.forwards_at_once = true;
-            heard.encoder = call.note_encoder();
-            for note in std::mem::take(&mut heard.earlier) {
-                call.forward_note(&note, &mut heard.encoder);
+        if cx.context.config.followups && cx.can_stream && !inbox.forwards_at_once {
+            inbox.forwards_at_once = true;
+            inbox.encoder = call.note_encoder();
+            for note in std::mem::take(&mut inbox.earlier) {
+                call.forward_note(&note, &mut inbox.encoder);
             }
             let (clock, began) = (cx.context.engine.clock(), self.request.call_start().map(|(began, _)| began));
             let began = began.unwrap_or_else(|| clock.now());
@@ -142,12 +142,12 @@ impl Call<'_, '_> {
         if !keyed {
             request.set_waiter(&plan.waiter);
         }
-        let mut hearing = self.open_notes(&request, None);
-        let mut unstarted = match plan.start(false, &mut hearing).await {
+        let mut call_notes = self.open_notes(&request, None);
+        let mut unstarted = match plan.start(false, &mut call_notes).await {
             Ok(Started::Task { task, .. }) => {
-                let heard = hearing.heard;
+                let inbox = call_notes.inbox;
                 request.set_task(&task);
-                return self.wait_for_task(&task, request, heard, &plan).await;
+                return self.wait_for_task(&task, request, inbox, &plan).await;
             }
             Ok(Started::Run(_)) | Err(_) if plan.waiter.is_cancelled() => return Ok(Reply::accepted()),
             Ok(Started::Run(unstarted)) => unstarted,
@@ -155,26 +155,26 @@ impl Call<'_, '_> {
         };
         unstarted.run().keep_until_end(Box::new(open));
         request.set_run(unstarted.run());
-        let settled = wait::run(cx.context, &mut unstarted, Some(&plan.waiter), hold, &mut hearing).await?;
-        let heard = hearing.heard;
+        let settled = wait::run(cx.context, &mut unstarted, Some(&plan.waiter), hold, &mut call_notes).await?;
+        let inbox = call_notes.inbox;
         match settled {
-            Settled::NoRoom(result) => {
+            Settled::TaskLimit(result) => {
                 request.responded();
                 Ok(cx.reply(render::call_result(&result, None, None)))
             }
             _ if request.is_cancelled() => Ok(Reply::accepted()),
-            Settled::Ended { end: RunEnd::Outcome(outcome), .. } => self.reply_with_outcome(outcome, request, heard, &plan).await,
-            Settled::Task(task) => self.wait_for_task(&task, request, heard, &plan).await,
+            Settled::Ended { end: RunEnd::Outcome(outcome), .. } => self.reply_with_outcome(outcome, request, inbox, &plan).await,
+            Settled::Task(task) => self.wait_for_task(&task, request, inbox, &plan).await,
             Settled::Ended { end: RunEnd::Suspended(_), .. } | Settled::Gone => Err(Fault::internal("the tool went away")),
         }
     }
 
-    fn open_notes<'a>(&'a self, request: &'a RequestGuard, heard: Option<Heard>) -> CallNotes<'a> {
+    fn open_notes<'a>(&'a self, request: &'a RequestGuard, inbox: Option<NoteInbox>) -> CallNotes<'a> {
         // A follow-up tool needs no log to resume: it is about a task that has one.
         let forwards_at_once = hold::is_followup(self.cx.context, &self.tool);
-        let nothing = || Heard { notes: mpsc::channel(1).1, earlier: Vec::new(), encoder: self.note_encoder(), forwards_at_once };
-        let heard = heard.unwrap_or_else(nothing);
-        CallNotes { call: self, request, streams: self.cx.can_stream && !heard.forwards_at_once, heard, due: None, beat: None }
+        let nothing = || NoteInbox { notes: mpsc::channel(1).1, earlier: Vec::new(), encoder: self.note_encoder(), forwards_at_once };
+        let inbox = inbox.unwrap_or_else(nothing);
+        CallNotes { call: self, request, streams: self.cx.can_stream && !inbox.forwards_at_once, inbox, due: None, beat: None }
     }
 
     /// Sends a note, or drops it if the queue is full.
@@ -185,25 +185,25 @@ impl Call<'_, '_> {
     }
 
     /// Sends the result, and before it the notes.
-    async fn reply_with_outcome(&self, outcome: Outcome, request: RequestGuard, mut heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+    async fn reply_with_outcome(&self, outcome: Outcome, request: RequestGuard, mut inbox: NoteInbox, plan: &Plan) -> Result<Reply, Fault> {
         let (cx, waiter) = (self.cx, plan.waiter.clone());
-        while let Ok(note) = heard.notes.try_recv() {
-            heard.earlier.push(note);
+        while let Ok(note) = inbox.notes.try_recv() {
+            inbox.earlier.push(note);
         }
-        if heard.forwards_at_once {
-            for note in std::mem::take(&mut heard.earlier) {
-                self.forward_note(&note, &mut heard.encoder);
+        if inbox.forwards_at_once {
+            for note in std::mem::take(&mut inbox.earlier) {
+                self.forward_note(&note, &mut inbox.encoder);
             }
         }
         let mut wanted = self.note_encoder();
-        let has_notes = heard.earlier.iter().any(|note| wanted.message(note, None).is_some());
+        let has_notes = inbox.earlier.iter().any(|note| wanted.message(note, None).is_some());
         if has_notes && cx.can_stream {
             // A client can resume the stream only if there is a task, so the call is stored as one.
             let engine = &cx.context.engine;
             match engine.create_ended(engine.new_id(), plan.spec.clone(), self.raw_arguments.clone(), outcome.clone()).await {
                 Ok(receipt) => {
                     waiter.wait_for_task(receipt.task.id);
-                    return self.wait_for_task(&receipt.task, request, heard, plan).await;
+                    return self.wait_for_task(&receipt.task, request, inbox, plan).await;
                 }
                 Err(error) if is_limit(&error) => {}
                 Err(error) => return Err(error.into()),
@@ -230,10 +230,10 @@ impl Call<'_, '_> {
     }
 
     /// Sends the log of the task that the call became, until it ended or the hold expired.
-    async fn wait_for_task(&self, task: &Arc<Task>, request: RequestGuard, heard: Heard, plan: &Plan) -> Result<Reply, Fault> {
+    async fn wait_for_task(&self, task: &Arc<Task>, request: RequestGuard, inbox: NoteInbox, plan: &Plan) -> Result<Reply, Fault> {
         let (cx, waiter) = (self.cx, plan.waiter.clone());
         if !cx.can_stream {
-            let mut hearing = self.open_notes(&request, Some(heard));
+            let mut hearing = self.open_notes(&request, Some(inbox));
             let waited = wait::follow(cx.context, task.id, &waiter, plan.hold, &mut hearing).await;
             request.responded();
             return match waited? {
@@ -255,7 +255,7 @@ impl Call<'_, '_> {
         let tail = TaskStream::new(cx.context, cx.session, cx.out, stream, None, task);
         let tail = tail
             .for_request(&request)
-            .with_notes(heard.earlier, heard.notes)
+            .with_notes(inbox.earlier, inbox.notes)
             .with_hold(plan.hold, self.progress_token.as_ref())
             .for_waiter(waiter);
         let ended = tail.run().await;
