@@ -108,6 +108,7 @@ impl Default for Config {
 /// The response to a call that may become a task (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum ResponseMode {
     /// A task.
     Task,
@@ -120,6 +121,7 @@ pub enum ResponseMode {
 /// What the first response to a streamed call contains (SEP-1905).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum FirstAnswer {
     /// The task, and the output so far.
     #[default]

@@ -58,7 +58,7 @@ pub(crate) struct Watch {
     /// Send the call again although its reply was never seen, even if it is older than an hour (the server may run it a second
     /// time)
     #[arg(long)]
-    again: bool,
+    resend: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
@@ -68,12 +68,12 @@ impl Watch {
     fn check_resend(&self, found: &FoundTask) -> Result<(), Problem> {
         let Some(entry) = found.entry.as_ref().filter(|entry| entry.reference.task.is_none()) else { return Ok(()) };
         let age = SystemClock.now().since(entry.created_at);
-        if self.again || age <= KEY_KNOWN_FOR {
+        if self.resend || age <= KEY_KNOWN_FOR {
             return Ok(());
         }
         Err(Problem::usage(format!(
             "this call was sent {} ago and its reply was never seen. The server may have forgotten it and would run it again: \
-             `taskwire watch {} --again` sends it, `taskwire tasks --forget` removes it from the list",
+             `taskwire watch {} --resend` sends it, `taskwire tasks --forget` removes it from the list",
             short_duration(age),
             shell_word(self.task.as_deref().unwrap_or_else(|| id_or_key(&found.reference)))
         )))

@@ -3,8 +3,6 @@
 mod cancel;
 mod command_server;
 mod crash;
-mod findings;
-mod given;
 #[cfg(target_os = "linux")]
 mod init;
 mod injection;
@@ -12,9 +10,12 @@ mod inside;
 mod many;
 mod modes;
 mod output;
+mod process_input;
+
 mod pty;
 mod quick_start;
 mod quota;
+mod regressions;
 mod results;
 mod schema;
 pub(crate) mod server_dir;

@@ -73,7 +73,7 @@ fn a_directory_of_somebody_else_is_refused_with_what_mends_it() {
 
 #[test]
 fn a_file_in_a_directory_is_not_reached_by_a_link() {
-    for name in ["lock", "tasks.db", "tail", "control", "spool"] {
+    for name in ["lock", "tasks.db", "tasks.db-end", "control", "spool"] {
         let dir = TempDir::new();
         let (data, precious) = (made(&dir, 0o700), dir.join("precious"));
         fs::write(&precious, "precious").expect("a file");

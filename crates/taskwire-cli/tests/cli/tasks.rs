@@ -194,7 +194,7 @@ fn a_call_that_was_sent_long_ago_is_not_sent_again_by_accident() {
     user.ledger().find_or_add(&reference(NOWHERE, None), ago(25 * hour)).expect("an entry");
     user.run(&["watch", "0123456789ab"]).is_refusal(
         "this call was sent 1d 01h ago and its reply was never seen. The server may have forgotten it and would run it again: \
-         `taskwire watch 0123456789ab --again` sends it, `taskwire tasks --forget` removes it from the list",
+         `taskwire watch 0123456789ab --resend` sends it, `taskwire tasks --forget` removes it from the list",
     );
     let ended = user.run(&["tasks", "--offline", "--prune"]);
     assert_eq!((ended.out.as_str(), ended.err.lines().next()), ("", Some("taskwire: forgot 1 task")), "{ended:?}");

@@ -115,6 +115,7 @@ pub enum Event {
 
 /// The state of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConnectionState {
     /// Lost; the client tries again.
     Lost {

@@ -43,7 +43,8 @@ const QUESTIONS_MAX: usize = 10_000;
 const QUESTION_BYTES_MAX: usize = 1024 * 1024;
 /// Entries that an ambiguous name lists.
 const CANDIDATES_MAX: usize = 10;
-const TRACKERS: &str = "places";
+/// The directory of what was shown of each task.
+const TRACKERS: &str = "trackers";
 
 /// The columns of an entry, without its arguments.
 const COLUMNS: &str = "id, task, status, message, created_at, updated_at, ended, reference";
@@ -102,6 +103,8 @@ impl Ledger {
     fn open_bounded(dir: &Path, entries_max: usize) -> Result<Self, Error> {
         let cannot = |error: io::Error| Error::Ledger(format!("cannot keep a ledger of tasks in {}: {error}", dir.display()));
         let dir = std::path::absolute(dir).map_err(cannot)?;
+        // Named so by the format before; if there is none, nothing is renamed.
+        let _ = std::fs::rename(dir.join("places"), dir.join(TRACKERS));
         // For this user alone: it holds arguments and answers.
         DirBuilder::new().recursive(true).mode(0o700).create(dir.join(TRACKERS)).map_err(cannot)?;
         // One opens at a time, also within this process: the first sets the database up, and the handle that creates its file is
@@ -180,7 +183,7 @@ impl Ledger {
     /// When the ledger cannot be read.
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
         self.read(|db| {
-            let sql = format!("SELECT {COLUMNS}, NULL FROM entry WHERE same IS NULL ORDER BY created_at DESC, id DESC");
+            let sql = format!("SELECT {COLUMNS}, NULL FROM entry WHERE merged_into IS NULL ORDER BY created_at DESC, id DESC");
             let mut statement = db.prepare_cached(&sql)?;
             let mut rows = statement.query([])?;
             let mut entries = Vec::new();
@@ -200,7 +203,7 @@ impl Ledger {
         self.read(|db| {
             let mut statement = db.prepare_cached(
                 "SELECT id, server, ifnull(task, key), reference, ifnull(task, key) = ?1 FROM entry
-                 WHERE same IS NULL AND ?2 > 0 AND substr(ifnull(task, key), 1, ?2) = ?1
+                 WHERE merged_into IS NULL AND ?2 > 0 AND substr(ifnull(task, key), 1, ?2) = ?1
                  ORDER BY ifnull(task, key) = ?1 DESC, created_at DESC, id DESC LIMIT ?3",
             )?;
             let mut rows = statement.query(params![prefix, prefix.chars().count(), CANDIDATES_MAX])?;
@@ -329,8 +332,8 @@ impl CallRecorder for Ledger {
                 Some((other, false)) => {
                     let merge = "UPDATE entry SET key = ?2, reference = ?3 WHERE id = ?1 AND key IS NULL";
                     db.execute(merge, params![other, reference.key, kept])?;
-                    let joined = "UPDATE entry SET same = ?2, task = NULL, args = NULL, ended = 1, updated_at = ?3
-                                  WHERE id = ?1 OR same = ?1";
+                    let joined = "UPDATE entry SET merged_into = ?2, task = NULL, args = NULL, ended = 1, updated_at = ?3
+                                  WHERE id = ?1 OR merged_into = ?1";
                     db.execute(joined, [id, other, now])?;
                     return Ok(None);
                 }
@@ -352,11 +355,11 @@ impl CallRecorder for Ledger {
         self.write(|db| {
             // An unchanged status writes nothing, so it does not wait for the disk.
             let sql = "UPDATE entry SET status = ?2, message = ?3, updated_at = ?4, ended = ?5
-                       WHERE id = (SELECT ifnull(same, id) FROM entry WHERE id = ?1) AND ended = 0
+                       WHERE id = (SELECT ifnull(merged_into, id) FROM entry WHERE id = ?1) AND ended = 0
                        AND (status IS NOT ?2 OR message IS NOT ?3)";
             db.prepare_cached(sql)?.execute(params![entry.0, status.as_str(), message, now.as_millis(), status.is_terminal()])?;
             if status.is_terminal() {
-                db.execute("DELETE FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?)", [entry.0])?;
+                db.execute("DELETE FROM question WHERE entry = (SELECT ifnull(merged_into, id) FROM entry WHERE id = ?)", [entry.0])?;
             }
             Ok(())
         })
@@ -431,7 +434,7 @@ impl CallRecorder for Ledger {
     fn open_questions(&self, entry: EntryId) -> Result<Vec<(String, Value)>, Error> {
         self.read(|db| {
             let mut statement = db.prepare_cached(
-                "SELECT key, question FROM question WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) AND NOT EXISTS(
+                "SELECT key, question FROM question WHERE entry = (SELECT ifnull(merged_into, id) FROM entry WHERE id = ?) AND NOT EXISTS(
                      SELECT 1 FROM answer WHERE answer.entry = question.entry AND answer.key = question.key AND acknowledged = 1
                  ) ORDER BY id",
             )?;
@@ -447,7 +450,7 @@ impl CallRecorder for Ledger {
     fn answers(&self, entry: EntryId) -> Result<Vec<(String, Value, bool)>, Error> {
         self.read(|db| {
             let mut statement = db.prepare_cached(
-                "SELECT key, answer, acknowledged FROM answer WHERE entry = (SELECT ifnull(same, id) FROM entry WHERE id = ?) ORDER BY id",
+                "SELECT key, answer, acknowledged FROM answer WHERE entry = (SELECT ifnull(merged_into, id) FROM entry WHERE id = ?) ORDER BY id",
             )?;
             let mut rows = statement.query([entry.0])?;
             let mut answers = Vec::new();

@@ -57,6 +57,7 @@ pub use self::{
     error::Error,
     event::{Chunk, ConnectionState, Era, Event, Outcome, Reference, TaskSnapshot, ToolResult},
     ledger_entry::{CallRecorder, EntryId, Recorded},
+    legacy::{Segment, SegmentError, SegmentLimits, Segments},
     listing::{ListedTask, TaskPage},
     options::{Bearer, Challenge, ClientCapabilities, Credentials, Limits, Options, QuestionHandler, Timing, answer_with},
     question::{Answer, Question, QuestionKind},

@@ -8,6 +8,7 @@ use super::Error;
 
 /// Where a server is.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Target {
     /// At a URL: `http://…` or `https://…`.
     Url(String),

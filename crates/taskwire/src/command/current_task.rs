@@ -32,6 +32,7 @@ use super::{
 /// A report of a command about its task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Note {
     /// How much of the work is done.
     Progress {

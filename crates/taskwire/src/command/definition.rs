@@ -47,6 +47,7 @@ pub(super) const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
 /// Whether and how standard error is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Stderr {
     /// As part of the output, in the order in which both were written.
     #[default]
@@ -60,6 +61,7 @@ pub enum Stderr {
 /// What standard output is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Format {
     /// Text.
     #[default]
@@ -71,6 +73,7 @@ pub enum Format {
 /// What becomes of processes that are left when the command's own process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Leftovers {
     /// They are killed.
     #[default]
@@ -81,6 +84,7 @@ pub enum Leftovers {
 
 /// Which variables of the server's environment a command gets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Inherit {
     /// All.
     #[default]

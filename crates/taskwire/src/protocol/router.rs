@@ -7,7 +7,6 @@ use taskwire_core::{CallerId, wire::IncomingMessage};
 
 use super::{Context, Era, MessageSink, Peer, Reply, legacy, modern};
 
-pub(crate) const SESSION_ID: &str = "mcp-session-id";
 pub(crate) const VERSION: &str = "mcp-protocol-version";
 
 pub(crate) enum Channel<'a> {
@@ -43,7 +42,7 @@ pub(crate) async fn respond(context: &Arc<Context>, era: Era, message: &Incoming
 
 /// What the headers say of a session; `events` says whether the client accepts an event stream as the response.
 pub(crate) fn session_channel(headers: &HeaderMap, events: bool) -> legacy::Channel<'_> {
-    legacy::Channel::Http { session: text(headers, SESSION_ID), version: text(headers, VERSION), accepts_sse: events }
+    legacy::Channel::Http { session: text(headers, legacy::SESSION_ID), version: text(headers, VERSION), accepts_sse: events }
 }
 
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -30,6 +30,7 @@ pub(crate) const PAGE_EVENTS: usize = 64;
 
 /// One item of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LogItem {
     /// An event.
     Event(StoredEvent),

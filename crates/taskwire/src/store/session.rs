@@ -22,6 +22,7 @@ pub struct Session {
 
 /// What changes about a session.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum SessionChange {
     /// It begins.
     Begin(Session),

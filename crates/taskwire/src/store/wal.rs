@@ -28,7 +28,9 @@ use super::{
 use crate::owned_files;
 
 /// The file of the record, in the data directory.
-pub(super) const END_FILE: &str = "tail";
+pub(super) const END_FILE: &str = "tasks.db-end";
+/// Its earlier name.
+const END_FILE_BEFORE: &str = "tail";
 const MAGIC: &[u8; 8] = b"TWTAIL01";
 const RECORD_BYTES: usize = 56;
 
@@ -213,6 +215,8 @@ pub(super) struct PreviousWalEnd {
 impl PreviousWalEnd {
     /// `None` if there is no record.
     pub(super) fn look(dir: &Path) -> Option<Self> {
+        // If there is none, nothing is renamed.
+        let _ = std::fs::rename(dir.join(END_FILE_BEFORE), dir.join(END_FILE));
         let record = WalEndRecord::decode(&read(dir, END_FILE, 0, RECORD_BYTES)?)?;
         let salts = read(dir, WAL, SALTS_AT, size_of::<Salts>()).and_then(|salts| salts.try_into().ok());
         let page_bytes = u64::from(record.page_bytes);

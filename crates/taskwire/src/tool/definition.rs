@@ -22,6 +22,7 @@ use super::{
 
 /// When a call becomes a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum TaskMode {
     /// Never: every caller waits for the result.
     Never,

@@ -38,8 +38,10 @@ use crate::{
     auth::{Unauthorized, local_caller},
     clock::Clock,
     protocol::{
-        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, is_modern, legacy, modern, on_cancelled,
-        router::{self, Channel, SESSION_ID, VERSION, accepts_sse, text},
+        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, is_modern, legacy,
+        legacy::SESSION_ID,
+        modern, on_cancelled,
+        router::{self, Channel, VERSION, accepts_sse, text},
     },
 };
 

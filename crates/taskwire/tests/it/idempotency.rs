@@ -148,7 +148,7 @@ async fn that_calls_are_known_again_is_told_to_who_asks_for_it_and_nobody_else()
 // What stops a call, and what does not.
 
 #[tokio::test]
-async fn a_held_call_is_called_off_by_its_key_from_another_connection() {
+async fn a_held_call_is_cancelled_by_its_key_from_another_connection() {
     for way in WAYS {
         let gate = Gate::new();
         let server = TestServer::start(registry([gate.tool("slow").task(TaskMode::Never)])).await;

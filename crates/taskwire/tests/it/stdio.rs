@@ -216,7 +216,7 @@ async fn a_listener_that_calls_off_hears_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
+async fn a_call_that_is_cancelled_is_stopped_and_not_answered() {
     let gate = Gate::new();
     let mut peer = Peer::start(registry([gate.tool("slow").task(TaskMode::Never), quick("quick")]));
     peer.call(1, "slow").await;
@@ -229,7 +229,7 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 }
 
 #[tokio::test]
-async fn calling_off_what_is_not_under_way_does_nothing() {
+async fn cancelling_what_is_not_under_way_does_nothing() {
     let mut peer = Peer::start(registry([quick("quick")]));
     peer.cancel(99).await;
     peer.call(1, "quick").await;

@@ -23,9 +23,9 @@ const BUSY: Duration = Duration::from_secs(5);
 const BUSY_READING: Duration = Duration::from_millis(100);
 
 /// The stored format. Each later one is a step in [`migrate`].
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 
-/// `reference` is JSON, without what has a column of its own. `same` is the entry that this one was merged into. The
+/// `reference` is JSON, without what has a column of its own. `same` (`merged_into` since format 2) is the entry that this one was merged into. The
 /// arguments come last, so that SQLite can read the other columns without them.
 const SCHEMA_1: &str = "
 CREATE TABLE entry(
@@ -43,6 +43,13 @@ CREATE TABLE answer(
 CREATE TABLE question(
     id INTEGER PRIMARY KEY, entry INTEGER NOT NULL, key TEXT NOT NULL, question TEXT NOT NULL, UNIQUE(entry, key)
 );
+";
+
+/// A name that says what the column is.
+const SCHEMA_2: &str = "
+DROP INDEX entry_same;
+ALTER TABLE entry RENAME COLUMN same TO merged_into;
+CREATE INDEX entry_merged_into ON entry(merged_into) WHERE merged_into IS NOT NULL;
 ";
 
 /// An error of SQLite, or one that says more to the user.
@@ -141,7 +148,7 @@ pub(super) fn connect_read_only(path: &Path, dir: &Path) -> Result<Connection, D
 }
 
 fn migrate(connection: &mut Connection, found: i64) -> Result<(), DbError> {
-    let steps = [SCHEMA_1];
+    let steps = [SCHEMA_1, SCHEMA_2];
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
@@ -153,7 +160,7 @@ fn migrate(connection: &mut Connection, found: i64) -> Result<(), DbError> {
 
 /// The row that holds an entry (after merging), if the ledger still has it.
 pub(super) fn resolve(db: &Connection, entry: EntryId) -> Result<Option<i64>, DbError> {
-    let mut statement = db.prepare_cached("SELECT ifnull(same, id) FROM entry WHERE id = ?")?;
+    let mut statement = db.prepare_cached("SELECT ifnull(merged_into, id) FROM entry WHERE id = ?")?;
     Ok(statement.query_row([entry.0], |row| row.get(0)).optional()?)
 }
 
@@ -176,7 +183,7 @@ pub(super) fn find_row(db: &Connection, reference: &Reference) -> Result<Option<
     }
     let Some(key) = &reference.key else { return Ok(None) };
     let mut statement = db.prepare_cached(
-        "SELECT entry.id, entry.task FROM entry AS called JOIN entry ON entry.id = ifnull(called.same, called.id)
+        "SELECT entry.id, entry.task FROM entry AS called JOIN entry ON entry.id = ifnull(called.merged_into, called.id)
          WHERE called.server = ? AND called.key = ? ORDER BY called.id LIMIT 1",
     )?;
     let found: Option<(i64, Option<String>)> = statement.query_row([server, key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
@@ -223,6 +230,6 @@ pub(super) fn remove_questions_and_answers(db: &Connection, id: i64) -> Result<(
 
 pub(super) fn remove_entry(db: &Connection, id: i64) -> Result<(), DbError> {
     remove_questions_and_answers(db, id)?;
-    db.prepare_cached("DELETE FROM entry WHERE id = ?1 OR same = ?1")?.execute([id])?;
+    db.prepare_cached("DELETE FROM entry WHERE id = ?1 OR merged_into = ?1")?.execute([id])?;
     Ok(())
 }

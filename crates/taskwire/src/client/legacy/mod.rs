@@ -3,6 +3,7 @@
 mod call;
 mod resumable_stream;
 mod router;
+mod segments;
 mod session;
 mod session_stream;
 mod streaming;
@@ -24,6 +25,7 @@ use taskwire_core::{
     wire::{RequestId, code},
 };
 
+pub use self::segments::{Segment, SegmentError, SegmentLimits, Segments};
 pub(crate) use self::{call::drive, watch::attach};
 use self::{resumable_stream::ResumableStream, router::Router, session::Session};
 use super::{

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taskwire_core::{
-    Payload,
-    wire::{SegmentLimits, Segments, code},
-};
+use taskwire_core::{Payload, wire::code};
 
 use super::{
     LegacyClient,
     resumable_stream::ResumableStream,
     router::Registration,
+    segments::{SegmentLimits, Segments},
     watch::{self, Watch},
 };
 use crate::client::{

@@ -1,11 +1,10 @@
-//! Starts a call, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory. (A legacy call with
-//! `task` does not come here: it is created as a task, or waits for its result by `wait::run`.)
+//! Starts a call, in both eras: under its key, by joining a call that is the same, as a task at once, or in memory.
 
 use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 use taskwire_core::{
-    Payload,
+    Payload, TaskId,
     task::{Spec, Task},
     wire::RequestId,
 };
@@ -31,8 +30,6 @@ pub(in crate::protocol) struct Plan {
     pub(in crate::protocol) spec: Arc<Spec>,
     pub(in crate::protocol) arguments: Payload,
     pub(in crate::protocol) continuation: Continuation,
-    pub(in crate::protocol) hold: Option<Hold>,
-    pub(in crate::protocol) waiter: Waiter,
 }
 
 /// How a call began.
@@ -44,75 +41,87 @@ pub(in crate::protocol) enum Started {
 }
 
 impl Plan {
-    /// Plans a call from the `spec` that its era made; fails if the server shuts down.
-    pub(in crate::protocol) fn new(
+    /// Plans a call from the `spec` that its era made; fails if the server shuts down. Without a waiter the call neither lingers nor joins
+    /// another one.
+    pub(in crate::protocol) fn new(context: &Arc<Context>, spec: Spec, arguments: Payload) -> Result<Self, Fault> {
+        if *context.draining.borrow() {
+            return Err(engine::Error::Unavailable("it is shutting down".into()).into());
+        }
+        Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments, continuation: Continuation::default() })
+    }
+
+    /// Plans a call whose client waits for its result, and may hang up.
+    pub(in crate::protocol) fn with_waiter(
         context: &Arc<Context>,
-        mut spec: Spec,
+        spec: Spec,
         tool: &Arc<ReadyTool>,
         (arguments, request): (&Value, Payload),
         hold: Option<Hold>,
         way_back: (&RequestId, &MessageSink),
-    ) -> Result<Self, Fault> {
-        if *context.draining.borrow() {
-            return Err(engine::Error::Unavailable("it is shutting down".into()).into());
-        }
+    ) -> Result<(Self, Waiter), Fault> {
+        let mut plan = Self::new(context, spec, request)?;
+        let spec = Arc::make_mut(&mut plan.spec);
         if let Some(hold) = hold {
-            hold.apply_to(&mut spec, tool, arguments);
+            hold.apply_to(spec, tool, arguments);
         }
         if spec.hidden && hold.is_none_or(Hold::can_ask_anything) {
             let most = ms(ANSWER_TIMEOUT_MAX);
             spec.answer_timeout_ms = Some(spec.answer_timeout_ms.map_or(most, |span| span.min(most)));
         }
-        let waiter = Waiter::new(context, &spec.caller, tool, &request, spec.hidden, way_back);
+        let waiter = Waiter::new(context, &spec.caller, tool, &plan.arguments, spec.hidden, way_back);
         spec.lingers = waiter.lingers();
-        Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments: request, continuation: Continuation::default(), hold, waiter })
+        Ok((plan, waiter))
     }
 
     /// Starts the call. If it `must` be a task, that is created before its work runs.
-    pub(in crate::protocol) async fn start(&mut self, must_be_task: bool, era: &mut impl CallEra) -> Result<Started, engine::Error> {
-        let engine = &self.context.engine;
+    pub(in crate::protocol) async fn start(
+        &mut self,
+        must_be_task: bool,
+        waiter: Option<&Waiter>,
+        era: &mut impl CallEra,
+    ) -> Result<Started, engine::Error> {
+        let id = self.context.engine.new_id();
         if self.spec.idempotency_key.is_some() {
             // A client that gets no response repeats the call under its key, so hanging up must not stop the task: the waiter gets no work.
-            let id = engine.new_id();
-            let task = engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, era.open_notes()).await?.task;
+            let task = self.create(id, None, era.open_notes(id)).await?;
             return Ok(Started::Task { joined: task.id != id, task });
         }
-        if self.spec.fingerprint.is_some() {
-            let joined =
-                self.waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.continuation.clone(), era.open_notes()).await;
-            match joined {
-                Ok(task) => return Ok(Started::Task { joined: self.waiter.joined_started_at().is_some(), task }),
-                // The caller may have no further task: the call runs in memory, and no other call joins it.
-                Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).fingerprint = None,
-                Err(error) => return Err(error),
+        if let Some(waiter) = waiter {
+            if self.spec.fingerprint.is_some() {
+                let notes = era.open_notes(id);
+                let joined = waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.continuation.clone(), notes).await;
+                match joined {
+                    Ok(task) => return Ok(Started::Task { joined: waiter.joined_started_at().is_some(), task }),
+                    // The caller may have no further task: the call runs in memory, and no other call joins it.
+                    Err(error) if is_limit(&error) => Arc::make_mut(&mut self.spec).fingerprint = None,
+                    Err(error) => return Err(error),
+                }
+            } else if let Some(task) = era.join_same_call(waiter).await? {
+                return Ok(Started::Task { joined: true, task });
             }
-        } else if let Some(task) = era.join_same_call(&self.waiter).await? {
-            return Ok(Started::Task { joined: true, task });
         }
+        let notes = era.open_notes(id);
         if must_be_task {
-            return Ok(Started::Task { joined: false, task: self.create(None).await? });
+            return Ok(Started::Task { joined: false, task: self.create(id, waiter, notes).await? });
         }
-        let id = self.context.engine.new_id();
-        Ok(Started::Run(self.context.engine.prepare_run(
-            id,
-            self.spec.clone(),
-            self.arguments.clone(),
-            self.continuation.clone(),
-            era.open_notes(),
-        )))
+        let (spec, arguments, continuation) = (self.spec.clone(), self.arguments.clone(), self.continuation.clone());
+        Ok(Started::Run(self.context.engine.prepare_run(id, spec, arguments, continuation, notes)))
     }
 
     /// Creates the task before its work runs.
-    pub(in crate::protocol) async fn create(&self, notes: Option<mpsc::Sender<CallNote>>) -> Result<Arc<Task>, engine::Error> {
-        let engine = &self.context.engine;
-        let id = engine.new_id();
-        self.waiter.wait_for_task(id);
-        match engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, notes).await {
-            Ok(receipt) => Ok(receipt.task),
-            Err(error) => {
-                self.waiter.clone().responded(true);
-                Err(error)
-            }
+    pub(in crate::protocol) async fn create(
+        &self,
+        id: TaskId,
+        waiter: Option<&Waiter>,
+        notes: Option<mpsc::Sender<CallNote>>,
+    ) -> Result<Arc<Task>, engine::Error> {
+        if let Some(waiter) = waiter {
+            waiter.wait_for_task(id);
         }
+        let created = self.context.engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, notes).await;
+        if let (Err(_), Some(waiter)) = (&created, waiter) {
+            waiter.clone().responded(true);
+        }
+        Ok(created?.task)
     }
 }

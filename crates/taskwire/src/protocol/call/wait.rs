@@ -19,8 +19,8 @@ use crate::{
 
 /// What differs between the eras while a call begins and waits.
 pub(in crate::protocol) trait CallEra {
-    /// Opens the channel for the work's notes; none if the caller wants none.
-    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
+    /// Opens the channel for the notes of work that is this task, or may become it; none if the caller wants none.
+    fn open_notes(&mut self, _id: TaskId) -> Option<mpsc::Sender<CallNote>> {
         None
     }
 

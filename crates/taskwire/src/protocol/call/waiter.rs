@@ -200,6 +200,11 @@ impl Waiter {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
+    /// The caller cancelled the call, perhaps before it has work.
+    pub(in crate::protocol) fn cancel(&self) {
+        self.0.cancel();
+    }
+
     /// Joins lingering work of the same call, or takes its result if nobody got that; none if there is no such work.
     pub(in crate::protocol) async fn join_lingering(&self) -> Result<Option<Arc<Task>>, engine::Error> {
         let calls = &self.0.context.calls;

@@ -28,13 +28,15 @@ use super::{
 };
 use crate::{
     config::ResponseMode,
-    engine::{self, CallNote, Continuation, Run, RunEnd},
+    engine::{self, CallNote, Run, RunEnd},
     protocol::{
         CallerPermit, Fault, OnSent, Reply,
         call::{
             self as calls, CallOptions, find_tool, invalid_arguments,
+            plan::{Plan, Started},
             wait::{self, CallEra, Settled, Wake, is_limit},
         },
+        json::Object,
         notes::NoteEncoder,
         params::{Members, present, text},
     },
@@ -120,9 +122,6 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         let result: Value = result.read()?;
         return Err(Fault::params(result["content"][0]["text"].as_str().unwrap_or_default()));
     }
-    if *cx.context.draining.borrow() {
-        return Err(engine::Error::Unavailable("it is shutting down".into()).into());
-    }
     let Members(meta) = params.meta.unwrap_or_default();
     if matches!(&meta.progress_token, Some(RequestId::Text(text)) if text.len() > TOKEN_BYTES_MAX) {
         return Err(Fault::params(format!("`progressToken` has more than {TOKEN_BYTES_MAX} bytes")));
@@ -139,11 +138,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
         call.spec.retention_ms = Some(call.spec.retention_ms.map_or(ttl, |most| ttl.min(most)));
     }
     let choice = choose(&cx.context.config.legacy.modes, agreed.modes.as_deref().unwrap_or_default(), augment.modes.as_deref());
-    match choice.mode {
-        ResponseMode::Task => call.respond_with_task(choice).await,
-        ResponseMode::Immediate => call.respond_immediate(choice).await,
-        ResponseMode::Streaming => call.respond_streaming(choice).await,
-    }
+    call.respond_with_task(choice).await
 }
 
 /// Reads `task`; its `responseModes` count only for clients that declared them.
@@ -208,20 +203,7 @@ impl Call<'_, '_> {
         sender
     }
 
-    async fn create_task(&self, spec: Spec) -> Result<(Arc<Task>, OnSent), Fault> {
-        let engine = &self.cx.context.engine;
-        let id = engine.new_id();
-        let on_announced = self.withhold_until_announced(id);
-        let key = spec.idempotency_key.clone();
-        let receipt =
-            engine.create(id, Arc::new(spec), self.raw_arguments.clone(), &Continuation::default(), Some(self.open_log_notes(id))).await?;
-        if receipt.task.spec.hidden {
-            return Err(engine::Error::Rejected(Reject::IdempotencyKeyReused(key.as_deref().unwrap_or_default().to_owned())).into());
-        }
-        Ok((receipt.task, on_announced))
-    }
-
-    fn task_reply(&self, task: &Task, choice: Choice, on_announced: OnSent) -> Reply {
+    fn task_reply(&self, task: &Task, choice: Choice, on_announced: Option<OnSent>) -> Reply {
         let mut meta = Map::new();
         if let Some(text) = &self.tool.0.policy.immediate_response {
             meta.insert(IMMEDIATE_RESPONSE.to_owned(), (&**text).into());
@@ -229,68 +211,75 @@ impl Call<'_, '_> {
         if choice.fallback {
             meta.insert(FALLBACK_MODE.to_owned(), "task".into());
         }
-        self.cx.reply(streaming::create_task_result(self.cx.context, task, &Value::Object(meta))).on_sent(Some(on_announced))
+        self.cx.reply(streaming::create_task_result(self.cx.context, task, &Value::Object(meta))).on_sent(on_announced)
     }
 
-    async fn respond_with_task(self, choice: Choice) -> Result<Reply, Fault> {
-        let (task, on_announced) = self.create_task(self.spec.clone()).await?;
-        Ok(self.task_reply(&task, choice, on_announced))
-    }
-
-    /// The result if it comes soon; else a stream or a task.
-    async fn respond_immediate(mut self, choice: Choice) -> Result<Reply, Fault> {
+    /// Responds to a call with `task`: at once or with a stream, or, in the mode `immediate`, with the result if that comes soon.
+    async fn respond_with_task(mut self, choice: Choice) -> Result<Reply, Fault> {
         let cx = self.cx;
-        let engine = &cx.context.engine;
-        let streams = choice.may_stream && self.tool.0.policy.streams;
-        if self.spec.idempotency_key.is_some() {
-            // The same key must find the call again, so it is a task from the beginning.
-            return if streams { self.respond_streaming(choice).await } else { self.respond_with_task(choice).await };
-        }
+        let immediate = choice.mode == ResponseMode::Immediate;
+        let streams = choice.mode == ResponseMode::Streaming || (immediate && choice.may_stream && self.tool.0.policy.streams);
+        // The same key must find the call again, so it is a task from the beginning.
+        let must_be_task = !immediate || self.spec.idempotency_key.is_some();
         if streams {
             self.set_output_is_result();
         }
         let reserved = if streams { self.reserve_stream()? } else { None };
-        let open = if reserved.is_none() { Some(cx.wait_permit()?) } else { None };
-        let spec = Arc::new(self.spec.clone());
-        let id = engine.new_id();
-        let on_announced = self.withhold_until_announced(id);
-        let mut unstarted =
-            engine.prepare_run(id, spec.clone(), self.raw_arguments.clone(), Continuation::default(), Some(self.open_log_notes(id)));
-        let run = unstarted.run().clone();
-        run.keep_until_end(Box::new(open));
-        let mut immediate = Immediate { call: &self, run: &run, streams, over: false };
-        let settled = wait::run(cx.context, &mut unstarted, None, None, &mut immediate).await.inspect_err(|_| {
-            run.cancel("the task could not be made");
-        })?;
-        match settled {
-            Settled::Ended { end: RunEnd::Outcome(Outcome::Completed { result, is_error }), .. } => {
-                let mut meta = None;
-                if cx.context.config.legacy.record_immediate {
-                    let spec = Arc::new(Spec { output_is_result: false, ..Spec::clone(&spec) });
-                    let outcome = Outcome::Completed { result: result.clone(), is_error };
-                    match engine.create_ended(id, spec, self.raw_arguments.clone(), outcome).await {
-                        Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
-                        // The result matters more than its record.
-                        Err(error) if is_limit(&error) => {}
-                        Err(error) => return Err(error.into()),
+        let open = if must_be_task || reserved.is_some() { None } else { Some(cx.wait_permit()?) };
+        let mut plan = Plan::new(cx.context, self.spec.clone(), self.raw_arguments.clone())?;
+        let mut task_call = TaskCall { call: &self, on_announced: None, run: None, streams, over: false };
+        let task = match plan.start(must_be_task, None, &mut task_call).await? {
+            Started::Task { task, .. } if task.spec.hidden => {
+                let key = self.spec.idempotency_key.clone().unwrap_or_default();
+                return Err(engine::Error::Rejected(Reject::IdempotencyKeyReused(key.to_string())).into());
+            }
+            Started::Task { task, .. } => task,
+            Started::Run(mut unstarted) => {
+                let run = unstarted.run().clone();
+                run.keep_until_end(Box::new(open));
+                task_call.run = Some(run.clone());
+                let settled = wait::run(cx.context, &mut unstarted, None, None, &mut task_call).await.inspect_err(|_| {
+                    run.cancel("the task could not be made");
+                })?;
+                match settled {
+                    Settled::Task(task) => {
+                        // A task counts against its own limit, and no longer as a waiting request.
+                        run.keep_until_end(Box::new(()));
+                        task
                     }
-                }
-                let object = render::call_result(&result, meta.as_ref(), None);
-                let object = if is_error { object } else { object.put("isError", &false) };
-                Ok(cx.reply(object).on_sent(Some(on_announced)))
-            }
-            Settled::Ended { end: RunEnd::Outcome(Outcome::Failed(error)), .. } => Err(error.into()),
-            Settled::Task(task) => {
-                // A task counts against its own limit, and no longer as a waiting request.
-                run.keep_until_end(Box::new(()));
-                if streams {
-                    self.stream_answers(&task, choice, reserved, on_announced).await
-                } else {
-                    Ok(self.task_reply(&task, choice, on_announced))
+                    Settled::Ended { end: RunEnd::Outcome(Outcome::Completed { result, is_error }), .. } => {
+                        let object = self.immediate_result(run.id(), &plan.spec, result, is_error).await?;
+                        return Ok(cx.reply(object).on_sent(task_call.on_announced));
+                    }
+                    Settled::Ended { end: RunEnd::Outcome(Outcome::Failed(error)), .. } => return Err(error.into()),
+                    Settled::Ended { .. } | Settled::TaskLimit(_) | Settled::Gone => return Err(Fault::internal("the tool went away")),
                 }
             }
-            Settled::Ended { .. } | Settled::TaskLimit(_) | Settled::Gone => Err(Fault::internal("the tool went away")),
+        };
+        let on_announced = task_call.on_announced;
+        if streams {
+            self.stream_answers(&task, choice, reserved, on_announced).await
+        } else {
+            Ok(self.task_reply(&task, choice, on_announced))
         }
+    }
+
+    /// The result that came soon. It is recorded as a task if the configuration says so.
+    async fn immediate_result(&self, id: TaskId, spec: &Spec, result: Payload, is_error: bool) -> Result<Object, Fault> {
+        let context = self.cx.context;
+        let mut meta = None;
+        if context.config.legacy.record_immediate {
+            let spec = Arc::new(Spec { output_is_result: false, ..spec.clone() });
+            let outcome = Outcome::Completed { result: result.clone(), is_error };
+            match context.engine.create_ended(id, spec, self.raw_arguments.clone(), outcome).await {
+                Ok(_) => meta = Some(json!({RELATED_TASK: {"taskId": id}})),
+                // The result matters more than its record.
+                Err(error) if is_limit(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let object = render::call_result(&result, meta.as_ref(), None);
+        Ok(if is_error { object } else { object.put("isError", &false) })
     }
 
     /// The output is the result, and is sent in responses to the call.
@@ -308,13 +297,6 @@ impl Call<'_, '_> {
         self.cx.can_stream && self.cx.out.framing().has_event_ids
     }
 
-    async fn respond_streaming(mut self, choice: Choice) -> Result<Reply, Fault> {
-        self.set_output_is_result();
-        let reserved = self.reserve_stream()?;
-        let (task, on_announced) = self.create_task(self.spec.clone()).await?;
-        self.stream_answers(&task, choice, reserved, on_announced).await
-    }
-
     /// Takes the permit and the request id of a call with several responses. This comes before the work starts, which would else go on
     /// without a reader.
     fn reserve_stream(&self) -> Result<Option<(CallerPermit, RequestGuard)>, Fault> {
@@ -326,7 +308,7 @@ impl Call<'_, '_> {
         task: &Arc<Task>,
         choice: Choice,
         reserved: Option<(CallerPermit, RequestGuard)>,
-        on_announced: OnSent,
+        on_announced: Option<OnSent>,
     ) -> Result<Reply, Fault> {
         let cx = self.cx;
         if !task.spec.output_is_result {
@@ -345,7 +327,7 @@ impl Call<'_, '_> {
             self.first_part(task.id).await?
         };
         let (object, _) = streaming::first_result(cx.context, &task, part)?;
-        Ok(cx.reply(object).on_sent(Some(on_announced)))
+        Ok(cx.reply(object).on_sent(on_announced))
     }
 
     /// The first output of a task, within the promote delay.
@@ -371,15 +353,22 @@ impl Call<'_, '_> {
     }
 }
 
-/// Waits for a result that is to be sent at once, if it comes soon.
-struct Immediate<'a> {
+/// A call with `task`.
+struct TaskCall<'a> {
     call: &'a Call<'a, 'a>,
-    run: &'a Run,
+    on_announced: Option<OnSent>,
+    /// Its work in memory, in the mode `immediate`.
+    run: Option<Arc<Run>>,
     streams: bool,
     over: bool,
 }
 
-impl CallEra for Immediate<'_> {
+impl CallEra for TaskCall<'_> {
+    fn open_notes(&mut self, id: TaskId) -> Option<mpsc::Sender<CallNote>> {
+        self.on_announced = Some(self.call.withhold_until_announced(id));
+        Some(self.call.open_log_notes(id))
+    }
+
     /// Waits for the promote delay, or for a tenth of it after the first output.
     async fn meanwhile(&mut self) -> Result<Wake, Fault> {
         if self.over {
@@ -387,10 +376,10 @@ impl CallEra for Immediate<'_> {
         }
         let (clock, promote_delay) = (self.call.cx.context.engine.clock(), self.call.promote_delay());
         let has_shown = async {
-            if !self.streams {
-                std::future::pending::<()>().await;
+            match self.run.as_ref().filter(|_| self.streams) {
+                Some(run) => run.wait_for_output().await,
+                None => std::future::pending().await,
             }
-            self.run.wait_for_output().await;
             clock.sleep(promote_delay / OUTPUT_DELAY_DIVISOR).await;
         };
         tokio::select! {

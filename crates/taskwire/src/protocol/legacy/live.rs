@@ -10,6 +10,7 @@ use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     ops::Range,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use taskwire_core::{QuestionKey, Seq, TaskId, Timestamp, Version, wire::RequestId};
@@ -35,6 +36,8 @@ const TRACKED_TASKS_MAX: usize = 1_024;
 const RANGES_MAX: usize = 64;
 /// A longer request id is not remembered.
 const ID_CHARS_MAX: usize = 256;
+/// How long a cancel waits for a request that it overtook. Later a request with this id is another one.
+const EARLY_CANCEL_TIME: Duration = Duration::from_secs(2);
 /// From this many requests on, those whose work has ended are removed; as many cancelled ones are remembered.
 const OPEN_REQUESTS_MAX: usize = 64;
 /// From this many questions on, those whose stream is gone are removed.
@@ -62,8 +65,8 @@ pub(super) struct LiveState {
     pub(super) open_requests: HashMap<RequestId, OpenRequest>,
     prune_open_requests: Prune<OPEN_REQUESTS_MAX>,
     unanswered: UnansweredCalls,
-    /// The latest requests that were cancelled, and whether their work was to stop.
-    cancelled: VecDeque<(RequestId, bool)>,
+    /// The latest requests that were cancelled.
+    cancelled: VecDeque<CancelledRequest>,
     /// How many entries of the outbox the session stream has sent; not known after a restart.
     outbox_delivered: u64,
     /// The session stream's channel for messages that are in no log.
@@ -133,6 +136,14 @@ enum CancelState {
     /// Nobody waits for it any more, but its work goes on.
     Detached,
     Stopped,
+}
+
+#[derive(Debug)]
+struct CancelledRequest {
+    id: RequestId,
+    stops_work: bool,
+    /// When it was cancelled, if no such request was open.
+    early_at: Option<Timestamp>,
 }
 
 /// When a call was made, and its progress token.
@@ -383,15 +394,18 @@ impl Session {
         }
     }
 
-    /// Registers a request, so that it can be cancelled; none if another one with this id is not answered yet.
-    pub(super) fn begin_request(self: &Arc<Self>, id: &RequestId) -> Option<RequestGuard> {
+    /// Registers a request, so that it can be cancelled; none if another one with this id is not answered yet. Over HTTP the cancel has a
+    /// connection of its own, and may come first.
+    pub(super) fn begin_request(self: &Arc<Self>, id: &RequestId, now: Timestamp) -> Option<RequestGuard> {
         let mut live = self.live();
         live.prune_open_requests();
         if live.open_requests.get(id).is_some_and(|running| running.awaited || running.is_running()) {
             return None;
         }
-        live.cancelled.retain(|(cancelled, _)| cancelled != id);
-        let cancel_state = Arc::new(watch::Sender::new(CancelState::Active));
+        let known = live.cancelled.iter().position(|cancelled| cancelled.id == *id);
+        let early_at = known.and_then(|at| live.cancelled.remove(at)).and_then(|cancelled| cancelled.early_at);
+        let is_cancelled = early_at.is_some_and(|at| now.since(at) < EARLY_CANCEL_TIME);
+        let cancel_state = Arc::new(watch::Sender::new(if is_cancelled { CancelState::Detached } else { CancelState::Active }));
         // A client that resumes a call keeps what is known of it; a new call overwrites it.
         let call_start = live.open_requests.remove(id).and_then(|before| before.call_start);
         let running = OpenRequest {
@@ -408,8 +422,8 @@ impl Session {
     }
 
     /// Joins a request whose stream is resumed: both are cancelled together.
-    pub(super) fn join_request(self: &Arc<Self>, id: &RequestId) -> Option<RequestGuard> {
-        if let Some(request) = self.begin_request(id) {
+    pub(super) fn join_request(self: &Arc<Self>, id: &RequestId, now: Timestamp) -> Option<RequestGuard> {
+        if let Some(request) = self.begin_request(id, now) {
             return Some(request);
         }
         let cancel_state = self.live().open_requests.get(id)?.cancel_state.clone();
@@ -422,7 +436,7 @@ impl Session {
 
     /// Whether a request was cancelled recently, and if so whether its work was to stop.
     pub(super) fn request_cancelled(&self, id: &RequestId) -> Option<bool> {
-        self.live().cancelled.iter().find(|(cancelled, _)| cancelled == id).map(|(_, stopped)| *stopped)
+        self.live().cancelled.iter().find(|cancelled| cancelled.id == *id).map(|cancelled| cancelled.stops_work)
     }
 
     /// A call that is the same, was made a while ago, and is not answered yet. A client that repeats a call has most likely given it up
@@ -448,8 +462,9 @@ impl Session {
             let running = live.open_requests.remove(id);
             let given_up = timed_out && running.as_ref().is_some_and(|running| running.joinable);
             // A client that resumes the stream must see that it has ended, and not wait for a call that it gave up.
-            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.cancelled.iter().any(|(known, _)| known == id) {
-                live.cancelled.push_back((id.clone(), !given_up));
+            if !matches!(id, RequestId::Text(text) if text.len() > ID_CHARS_MAX) && !live.cancelled.iter().any(|known| known.id == *id) {
+                let early_at = (running.is_none() && !timed_out).then(|| context.engine.clock().now());
+                live.cancelled.push_back(CancelledRequest { id: id.clone(), stops_work: !given_up, early_at });
             }
             if live.cancelled.len() > OPEN_REQUESTS_MAX {
                 live.cancelled.pop_front();

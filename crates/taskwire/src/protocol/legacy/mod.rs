@@ -52,6 +52,9 @@ use crate::{
 /// The versions of this era that the server supports, the latest first.
 const VERSIONS: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
 
+/// The header that names a session.
+pub(crate) const SESSION_ID: &str = "mcp-session-id";
+
 pub(crate) struct MessageSource<'a> {
     pub(crate) caller: &'a CallerId,
     pub(crate) channel: Channel<'a>,
@@ -96,7 +99,7 @@ impl Cx<'_> {
 
     /// Registers the request, so that the client can cancel it.
     fn register_request(&self) -> Result<RequestGuard, Fault> {
-        self.session.begin_request(self.id).ok_or_else(|| {
+        self.session.begin_request(self.id, self.context.engine.clock().now()).ok_or_else(|| {
             Fault::new(400, code::INVALID_REQUEST, format!("the id `{}` is in use by a request that is not answered yet", self.id))
         })
     }
@@ -424,7 +427,8 @@ impl GetStream {
                 Ok(())
             }
             GetTarget::Task(stream, at, task) => {
-                let (plain, request) = (stream.kind == StreamKind::Call, self.session.join_request(&stream.request));
+                let plain = stream.kind == StreamKind::Call;
+                let request = self.session.join_request(&stream.request, context.engine.clock().now());
                 if let Some(request) = request.as_ref().filter(|_| plain) {
                     request.set_task(&task);
                 }

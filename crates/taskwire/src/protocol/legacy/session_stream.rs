@@ -77,17 +77,17 @@ impl Drop for StreamToken<'_> {
 pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
     let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
     let token = StreamToken { session, token: Some(Arc::default()) };
-    let (told, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
-    let at = from.unwrap_or(SessionCursor { number: told, version: Version(0) });
+    let (delivered, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
+    let at = from.unwrap_or(SessionCursor { number: delivered, version: Version(0) });
     // A client that was cut off may have been sent a part of the next entry.
-    let replay_upto = if from.is_some() { told + 1 } else { told };
+    let replay_upto = if from.is_some() { delivered + 1 } else { delivered };
     let mut stream = SessionStream { context, session, out, cursor: at, stream_token: token, replay_upto, sent_cursor: at };
-    let told = tokio::select! {
+    let ended = tokio::select! {
         biased;
         () = replaced => Ok(()),
-        told = stream.run(&mut unlogged_messages, from.is_none()) => told,
+        ended = stream.run(&mut unlogged_messages, from.is_none()) => ended,
     };
-    if let Err(StreamEnd::Fault(fault)) = told {
+    if let Err(StreamEnd::Fault(fault)) = ended {
         tracing::warn!(error = %fault.error.message, "a session stream ended: the store could not be read");
     }
 }
@@ -301,10 +301,10 @@ impl SessionStream<'_> {
         let mut tasks = BTreeSet::new();
         let mut after = 0;
         loop {
-            let told = engine.reader().outbox(&self.session.id, after, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
-            let Some(last) = told.last() else { break };
+            let items = engine.reader().outbox(&self.session.id, after, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
+            let Some(last) = items.last() else { break };
             after = last.position;
-            tasks.extend(told.iter().map(|told| told.task));
+            tasks.extend(items.iter().map(|item| item.task));
         }
         for id in tasks {
             if engine::skip_corrupt(engine.task(&self.session.caller, id))?.is_some_and(|task| task.asked_at.is_some()) {

@@ -170,8 +170,8 @@ impl<'a> TaskStream<'a> {
         self
     }
 
-    pub(super) fn on_announced(mut self, named: crate::protocol::OnSent) -> Self {
-        self.on_announced = Some(named);
+    pub(super) fn on_announced(mut self, on_announced: Option<crate::protocol::OnSent>) -> Self {
+        self.on_announced = on_announced;
         self
     }
 

@@ -90,14 +90,14 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
     let wanted = CallOptions { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
     let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.context, &tool, &wanted)? };
-    let mut plan = Plan::new(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
+    let (mut plan, waiter) = Plan::with_waiter(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
     plan.continuation = resumed;
     let mut forwarder = NoteForwarder::new(cx, wait.promoting(cx, &tool, mode));
     let must_be_task = forwarder.wait.promote_delay == Some(Duration::ZERO);
-    let done = match plan.start(must_be_task, &mut forwarder).await? {
-        Started::Task { task, .. } if must_be_task => Ok(handle(cx, &task, plan.waiter)),
-        Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, forwarder, plan.waiter).await,
-        Started::Run(unstarted) => run(cx, &binding, &plan, unstarted, forwarder).await,
+    let done = match plan.start(must_be_task, Some(&waiter), &mut forwarder).await? {
+        Started::Task { task, .. } if must_be_task => Ok(handle(cx, &task, waiter)),
+        Started::Task { task, joined } => wait_for_task(cx, &binding, task.id, joined, forwarder, waiter).await,
+        Started::Run(unstarted) => run(cx, &binding, (&plan, waiter), unstarted, forwarder).await,
     };
     if is_followup && done.is_ok() {
         cx.context.calls.followed_up(cx.context, cx.caller, &arguments);
@@ -124,11 +124,11 @@ impl WaitPlan {
 async fn run(
     cx: &Cx<'_>,
     binding: &Binding<'_>,
-    plan: &Plan,
+    (plan, waiter): (&Plan, Waiter),
     mut unstarted: UnstartedRun,
     mut forwarder: NoteForwarder<'_, '_>,
 ) -> Result<MethodResult, Fault> {
-    let (wait, waiter) = (forwarder.wait, plan.waiter.clone());
+    let wait = forwarder.wait;
     forwarder.set_task(unstarted.run().id(), false);
     if wait.promote_on_output {
         unstarted.run().promote_on_output();
@@ -153,11 +153,14 @@ async fn run(
         }
         Settled::Ended { end: RunEnd::Suspended(round), .. } => match ask_round(cx, binding, &round) {
             // A caller that cannot be asked to call again is asked by a task, and answers with a follow-up tool.
-            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => match plan.create(forwarder.open_notes()).await {
-                Ok(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
-                Err(error) if is_limit(&error) => Err(fault),
-                Err(error) => Err(error.into()),
-            },
+            Err(fault) if wait.hold.is_some_and(|hold| !hold.can_ask()) => {
+                let id = cx.context.engine.new_id();
+                match plan.create(id, Some(&waiter), forwarder.open_notes(id)).await {
+                    Ok(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
+                    Err(error) if is_limit(&error) => Err(fault),
+                    Err(error) => Err(error.into()),
+                }
+            }
             again => Ok(again?.into()),
         },
         Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
@@ -333,8 +336,9 @@ struct NoteForwarder<'a, 'c> {
 }
 
 impl CallEra for NoteForwarder<'_, '_> {
-    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
-        if !self.encoder.wants_any() {
+    fn open_notes(&mut self, _id: TaskId) -> Option<mpsc::Sender<CallNote>> {
+        // A call that is a task at once is answered before there is any.
+        if !self.encoder.wants_any() || self.wait.promote_delay == Some(Duration::ZERO) {
             return None;
         }
         let (sender, notes) = mpsc::channel(NOTES_MAX);

@@ -177,7 +177,7 @@ fn a_directory_that_others_can_read_is_narrowed_and_one_may_be_named_by_a_link()
 
 #[test]
 fn nothing_in_a_directory_is_reached_by_a_link() {
-    for name in ["lock", "tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db-journal", "tail", "spool", "control", "join"] {
+    for name in ["lock", "tasks.db", "tasks.db-wal", "tasks.db-shm", "tasks.db-journal", "tasks.db-end", "spool", "control", "join"] {
         let (dir, elsewhere) = (TempDir::new(), TempDir::new());
         let precious = elsewhere.0.join("precious");
         std::fs::write(&precious, "precious").expect("written");

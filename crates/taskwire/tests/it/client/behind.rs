@@ -11,8 +11,8 @@ use taskwire::{
 
 use super::{
     legacy::{self, begun, ended, joined, partials, progress, related, scripted},
-    runs::flooded,
     script::{LISTEN, MS, READ, SECOND, ScriptedServer, completed, next_briefs, page, rest, text, while_waiting},
+    watching::flooded,
 };
 use crate::kit::PARTIALS;
 

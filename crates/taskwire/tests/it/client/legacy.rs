@@ -856,7 +856,7 @@ async fn a_held_call_tells_how_far_it_is_and_then_its_result() {
 }
 
 #[tokio::test]
-async fn a_held_call_that_nobody_wants_any_more_is_called_off() {
+async fn a_held_call_that_nobody_wants_any_more_is_cancelled() {
     for is_detached in [true, false] {
         let script = scripted().await;
         script.always("tools/list", tools_of("forbidden"));

@@ -320,7 +320,7 @@ async fn an_answer_that_was_given_up_half_way_leaves_the_question_open() {
 // Last words.
 
 #[tokio::test]
-async fn who_closes_waits_until_a_call_was_called_off() {
+async fn who_closes_waits_until_a_call_was_cancelled() {
     let script = ScriptedServer::start().await;
     let client = script.client().await;
     let playing = async {
@@ -348,7 +348,7 @@ async fn who_closes_waits_until_a_call_was_called_off() {
 }
 
 #[tokio::test]
-async fn who_closes_a_session_waits_until_a_call_was_called_off() {
+async fn who_closes_a_session_waits_until_a_call_was_cancelled() {
     let script = scripted().await;
     script.always("tools/list", tools_of("forbidden"));
     let client = joined(&script, legacy::options(&script), having(json!({}))).await;
@@ -376,7 +376,7 @@ async fn who_closes_a_session_waits_until_a_call_was_called_off() {
 }
 
 #[tokio::test]
-async fn a_call_that_becomes_a_task_just_when_it_is_called_off_is_called_off() {
+async fn a_call_that_becomes_a_task_just_when_it_is_cancelled_is_cancelled() {
     let script = scripted().await;
     let client = joined(&script, legacy::options(&script), having(json!({}))).await;
     let (mut call, mut events) = held(&script, &client, |request| progress(&request.meta()["progressToken"], json!({"progress": 1}))).await;

@@ -594,7 +594,7 @@ async fn rule_the_first_one_that_is_wanted_is_where_a_reader_begins() {
 }
 
 #[tokio::test]
-async fn rule_after_it_was_called_off_nothing_more_is_handed_out() {
+async fn rule_after_it_was_cancelled_nothing_more_is_handed_out() {
     for kind in STREAM_KINDS {
         let mut scene = Scene::at(kind).await;
         scene.partial(0, "one").await;

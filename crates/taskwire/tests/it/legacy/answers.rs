@@ -91,7 +91,7 @@ async fn what_is_no_object_is_no_answer_either() {
 async fn a_question_on_the_standing_stream_is_asked_again_there() {
     let server = TestServer::start(registry([orders()])).await;
     let legacy = LegacySession::open(&server).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("orders", json!({})).await;
     let mut question = stand.until(FORM).await;
     for _ in 0..2 {

@@ -249,7 +249,7 @@ async fn partials_of_a_task_come_in_the_way_of_the_era_that_asks() {
 #[tokio::test]
 async fn a_standing_stream_tells_only_of_tasks_that_its_session_made() {
     let mut scene = Scene::of(Era::Modern).await;
-    let mut standing = scene.legacy.open_standing().await;
+    let mut standing = scene.legacy.open_session_stream().await;
     scene.run.writes("one").await;
     scene.run.ctx.status("half way").await.expect("said");
     scene.run.ends("done");

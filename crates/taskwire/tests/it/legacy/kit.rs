@@ -260,14 +260,14 @@ impl LegacySession {
     }
 
     /// Opens the session stream, and reads what it begins with.
-    pub(crate) async fn open_standing(&self) -> Sse {
+    pub(crate) async fn open_session_stream(&self) -> Sse {
         let mut sse = self.events(self.connect("GET", &[]).await).await;
         sse.read_prime().await;
         sse
     }
 
-    /// As [`open_standing`](Self::open_standing), or the status of a refusal.
-    pub(crate) async fn try_open_standing(&self) -> Result<Sse, u16> {
+    /// As [`open_session_stream`](Self::open_session_stream), or the status of a refusal.
+    pub(crate) async fn try_open_session_stream(&self) -> Result<Sse, u16> {
         let mut sse = self.try_events(self.connect("GET", &[]).await).await.map_err(|(status, _)| status)?;
         sse.read_prime().await;
         Ok(sse)

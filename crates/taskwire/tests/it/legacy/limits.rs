@@ -17,7 +17,7 @@ use crate::{
         partials::prime,
         session::{refused, said, start, with_legacy},
         streamed::{ALL, asking, begun, call_with, capable_of, id_in, messages_until, mode_of, part, staged},
-        streams::{call, call_off, call_with_progress, cut_off, held, response, text_for},
+        streams::{call, call_with_progress, cancel_request, cut_off, held, response, text_for},
         tasks::{awaiting, brief, gone, is_response, refusal, until_is, until_status},
     },
     shutdown::settle,
@@ -262,7 +262,7 @@ async fn who_cannot_be_told_where_to_come_back_is_not_sent_away() {
 // Calling off.
 
 #[tokio::test]
-async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
+async fn a_call_can_be_cancelled_when_its_caller_was_sent_away() {
     let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
     let legacy = LegacySession::open(&harness.server).await;
     for comes_back in [false, true] {
@@ -277,7 +277,7 @@ async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
             prime(&mut sse).await;
             resumed = Some(sse);
         }
-        call_off(&legacy, &message).await;
+        cancel_request(&legacy, &message).await;
         with_timeout("the word to stop", run.ctx.cancelled()).await;
         if let Some(mut sse) = resumed {
             assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
@@ -287,7 +287,7 @@ async fn a_call_can_be_called_off_when_its_caller_was_sent_away() {
 }
 
 #[test]
-fn a_call_can_be_called_off_when_its_server_has_crashed() {
+fn a_call_can_be_cancelled_when_its_server_has_crashed() {
     let (dir, clock, gate) = (Arc::new(TempDir::new()), manual_clock(), Gate::new());
     let tools = || registry([gate.tool("slow").retry_on_interrupt()]);
     let (legacy, message, event_id) = cut_off(&dir, &clock, &gate, tools());
@@ -297,7 +297,7 @@ fn a_call_can_be_called_off_when_its_server_has_crashed() {
         let mut sse = legacy.resume(&event_id).await;
         prime(&mut sse).await;
         with_timeout("the second start", gate.started.wait()).await;
-        call_off(&legacy, &message).await;
+        cancel_request(&legacy, &message).await;
         with_timeout("the stop", gate.stopped.wait()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new());
         is_over(&legacy, &event_id).await;
@@ -305,7 +305,7 @@ fn a_call_can_be_called_off_when_its_server_has_crashed() {
 }
 
 #[tokio::test]
-async fn a_call_that_may_be_repeated_can_be_called_off_too() {
+async fn a_call_that_may_be_repeated_can_be_cancelled_too() {
     let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
     let legacy = LegacySession::open(&harness.server).await;
     for (key, comes_back) in [("one", false), ("two", true)] {
@@ -317,7 +317,7 @@ async fn a_call_that_may_be_repeated_can_be_called_off_too() {
             sse = legacy.resume(&sse.last_id.clone().expect("an id")).await;
             prime(&mut sse).await;
         }
-        call_off(&legacy, &message).await;
+        cancel_request(&legacy, &message).await;
         with_timeout("the word to stop", run.ctx.cancelled()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new(), "it is not answered");
         is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
@@ -325,14 +325,14 @@ async fn a_call_that_may_be_repeated_can_be_called_off_too() {
 }
 
 #[tokio::test]
-async fn a_call_that_may_be_repeated_can_be_called_off_when_its_caller_was_sent_away() {
+async fn a_call_that_may_be_repeated_can_be_cancelled_when_its_caller_was_sent_away() {
     let mut harness = ToolHarness::of(Config::default(), |tool| tool).await;
     let legacy = LegacySession::open(&harness.server).await;
     let message = call(&legacy, "writes", json!({"progressToken": "p", "dev.taskwire/idempotencyKey": "k"}));
     let (mut sse, run) = call_with_progress(&mut harness, &legacy, &message).await;
     run.ctx.disconnect(RETRY);
     assert_eq!(sse.rest().await, Vec::<Value>::new());
-    call_off(&legacy, &message).await;
+    cancel_request(&legacy, &message).await;
     // At the latest when somebody comes back for it.
     is_over(&legacy, &sse.last_id.clone().expect("an id")).await;
     with_timeout("the word to stop", run.ctx.cancelled()).await;
@@ -390,7 +390,7 @@ async fn nothing_follows_the_answer_of_a_stream() {
 }
 
 #[tokio::test]
-async fn nothing_follows_an_error_or_what_was_called_off() {
+async fn nothing_follows_an_error_or_what_was_cancelled() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::open(&harness.server).await;
     let id = legacy.start("writes", json!({})).await;
@@ -398,7 +398,7 @@ async fn nothing_follows_an_error_or_what_was_called_off() {
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut off = legacy.stream_message(&message).await;
     let event_id = prime(&mut off).await;
-    call_off(&legacy, &message).await;
+    cancel_request(&legacy, &message).await;
     assert!(!off.rest().await.iter().any(is_response));
     is_over(&legacy, &event_id).await;
     assert!(!run.ctx.is_cancelled(), "the task goes on");
@@ -443,9 +443,9 @@ async fn that_a_task_is_gone_is_said_once() {
 async fn a_session_may_replace_its_own_standing_stream_where_there_is_room_for_one() {
     let (server, _clock) = start(registry([]), Config { streams_per_caller: 1, ..Config::default() }).await;
     let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     for _ in 0..3 {
-        let next = legacy.open_standing().await;
+        let next = legacy.open_session_stream().await;
         assert_eq!(stand.rest().await, Vec::<Value>::new());
         stand = next;
     }
@@ -473,7 +473,7 @@ async fn output_that_no_answer_had_is_told_from_the_beginning() {
     let config = with_legacy(LegacyConfig { initial: FirstAnswer::Task, ..LegacyConfig::default() });
     let mut harness = ToolHarness::of(config, Tool::streams).await;
     let legacy = LegacySession::declaring(&harness.server, both()).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let plain = legacy.accepting("application/json");
     let running = async {
         let run = harness.run().await;
@@ -513,7 +513,7 @@ async fn who_waits_beside_the_stream_of_a_call_is_not_told_its_output_again() {
 async fn nothing_is_told_of_a_task_before_its_name() {
     let mut harness = ToolHarness::of(Config::default(), Tool::streams).await;
     let legacy = LegacySession::declaring(&harness.server, capable_of(&ALL)).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let next_message = tokio::spawn(async move { stand.next().await });
     // Without events the first answer waits for output, and with it the name of the task.
     let caller = legacy.accepting("application/json");
@@ -573,7 +573,7 @@ async fn a_wish_for_a_task_means_nothing_but_on_calls() {
 async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::open(&harness.server).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     let mut wait = awaiting(&legacy, &id).await;
@@ -611,7 +611,7 @@ async fn log_lines_of_a_task_are_told_where_its_result_is_waited_for() {
 async fn the_end_of_a_task_is_told_once_however_many_wait_for_it() {
     let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always)).await;
     let legacy = LegacySession::open(&harness.server).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     let mut waits = Vec::new();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use taskwire::{
-    core::wire::Segments,
+    client::Segments,
     server::{Config, FirstAnswer, LegacyConfig, ResponseMode},
     tool::{CallResult, Content, Json, Tool, ToolError},
 };
@@ -631,7 +631,7 @@ async fn no_segment_is_told_twice_where_partials_were_negotiated_too() {
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
     let legacy = LegacySession::declaring(&harness.server, capabilities).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let (mut call, mut run) = begun(&mut harness, &legacy).await;
     run.writes("two").await;
     assert_eq!(call.part().await, json!([["2 two"], false, false]));
@@ -662,7 +662,7 @@ async fn partials_of_a_call_that_can_have_one_response_only_begin_with_the_first
         for modes in [&["streaming"][..], &["immediate", "streaming"][..]] {
             let mut harness = ToolHarness::of(beginning_with(initial), Tool::streams).await;
             let legacy = LegacySession::declaring(&harness.server, both()).await;
-            let mut stand = legacy.open_standing().await;
+            let mut stand = legacy.open_session_stream().await;
             let calling = tokio::spawn({
                 let (plain, task) = (legacy.accepting("application/json"), asking(modes));
                 async move { plain.task("writes", json!({}), task).await }

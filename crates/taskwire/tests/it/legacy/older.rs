@@ -100,7 +100,7 @@ async fn a_standing_stream_tells_messages_and_nothing_else_up_to_its_end() {
     for version in OLDER {
         let (tools, clock) = (registry([]), manual_clock());
         let mut server = TestServer::start_with(tools.clone(), reconnecting(), Arc::new(clock.clone())).await;
-        let mut sse = open(&server, version).await.open_standing().await;
+        let mut sse = open(&server, version).await.open_session_stream().await;
         for _ in 0..2 {
             settle().await;
             clock.advance(KEEP_ALIVE);
@@ -168,7 +168,7 @@ async fn a_call_is_answered_on_its_connection_while_the_server_shuts_down() {
             let message = call(&legacy, "slow", json!({}));
             let mut sse = held(&legacy, &clock, &gate, &message).await;
             sse.read_prime().await;
-            let mut other = LegacySession::open(&server).await.open_standing().await;
+            let mut other = LegacySession::open(&server).await.open_session_stream().await;
             server.stop();
             // By then everybody knows that it shuts down.
             events(&mut other).await;

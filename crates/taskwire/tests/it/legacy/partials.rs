@@ -76,7 +76,7 @@ const STREAM_KINDS: [StreamKind; 4] = [
 
 impl StreamKind {
     async fn open(self, legacy: &LegacySession, task: &str) -> Sse {
-        let mut events = if self.waits { awaiting(legacy, task).await } else { legacy.open_standing().await };
+        let mut events = if self.waits { awaiting(legacy, task).await } else { legacy.open_session_stream().await };
         if !self.resumed {
             return events;
         }
@@ -191,7 +191,7 @@ async fn rule_03_what_is_pending_goes_out_before_the_end() {
 async fn rule_04_numbers_start_at_0_and_grow_by_one_within_each_task() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut events = legacy.open_standing().await;
+    let mut events = legacy.open_session_stream().await;
     let one = legacy.start("writes", json!({})).await;
     let first = harness.run().await;
     let two = legacy.start("writes", json!({})).await;
@@ -365,7 +365,7 @@ async fn negotiation_1_who_does_not_declare_partials_sees_nothing_of_them() {
         assert_eq!(plain.init()["capabilities"]["tasks"].get("streaming"), None, "{capabilities}");
         let tools = plain.ok("tools/list", json!({})).await;
         assert_eq!(tools["tools"][0]["execution"], json!({"taskSupport": "optional"}), "{capabilities}");
-        let mut standing = plain.open_standing().await;
+        let mut standing = plain.open_session_stream().await;
         for waits in [false, true] {
             let id = plain.start("writes", json!({})).await;
             let mut run = harness.run().await;
@@ -452,7 +452,7 @@ async fn security_partials_reach_only_the_session_that_made_the_task() {
     let mut sessions = Vec::new();
     for token in ["ann-token", "bob-token", "ann-token"] {
         let legacy = LegacySession::of(harness.server.port, Some(token), LATEST, streaming()).await;
-        let events = legacy.open_standing().await;
+        let events = legacy.open_session_stream().await;
         let id = legacy.start("writes", json!({})).await;
         sessions.push((legacy, events, id, harness.run().await));
     }
@@ -518,7 +518,7 @@ async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() 
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     run.writes("before there was a stream").await;
-    let mut standing = legacy.open_standing().await;
+    let mut standing = legacy.open_session_stream().await;
     assert_eq!(partial(&mut standing).await, "0 before there was a stream");
     let request = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
     let mut waiting = legacy.stream_message(&request).await;
@@ -543,7 +543,7 @@ async fn routing_a_partial_goes_where_its_task_is_waited_for_and_nowhere_else() 
 async fn routing_what_a_reader_lost_with_its_stream_comes_again_though_the_task_is_waited_for_by_now() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut standing = legacy.open_standing().await;
+    let mut standing = legacy.open_session_stream().await;
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     run.writes("told").await;
@@ -587,10 +587,10 @@ async fn routing_what_one_stream_was_told_no_other_is() {
     seen.sort_unstable();
     assert_eq!(seen, Vec::from_iter(0..10), "each once");
     // Nor is a session stream that comes later, and of two session streams only the newer.
-    let older = legacy.open_standing().await;
+    let older = legacy.open_session_stream().await;
     let mut scene = Scene { harness, legacy, id, run, kind: STREAM_KINDS[0], events: older };
     scene.says_no_more().await;
-    let newer = scene.legacy.open_standing().await;
+    let newer = scene.legacy.open_session_stream().await;
     let mut older = std::mem::replace(&mut scene.events, newer);
     let rest = older.rest().await;
     assert!(!rest.iter().any(|message| message["method"] == "notifications/tasks/partial"), "{rest:?}");

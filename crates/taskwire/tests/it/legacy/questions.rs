@@ -89,7 +89,7 @@ fn questions(messages: &[Value]) -> usize {
 async fn a_question_comes_on_the_standing_stream_where_nobody_waits_for_the_result() {
     let server = TestServer::start(registry([asks(&open_gate())])).await;
     let legacy = LegacySession::open(&server).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("asks", json!({})).await;
     let question = stand.until(FORM).await;
     assert!(question["id"].is_string(), "{question}");
@@ -106,7 +106,7 @@ async fn a_question_comes_on_the_standing_stream_where_nobody_waits_for_the_resu
 #[tokio::test]
 async fn a_question_that_the_standing_stream_asked_is_not_asked_again_while_that_lives() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     scene.says("still here", &mut events).await;
@@ -119,7 +119,7 @@ async fn a_question_that_the_standing_stream_asked_is_not_asked_again_while_that
 #[tokio::test]
 async fn a_question_is_asked_by_who_waits_for_the_result_when_the_standing_stream_is_cut_off() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     scene.says("still here", &mut events).await;
@@ -135,7 +135,7 @@ async fn a_question_is_asked_by_who_waits_for_the_result_when_the_standing_strea
 #[tokio::test]
 async fn a_question_is_asked_on_the_standing_stream_when_who_waited_for_the_result_is_cut_off() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     let mut events = awaiting(&scene.legacy, &scene.id).await;
     prime(&mut events).await;
     let (asking, question) = scene.asked_on(&mut events).await;
@@ -152,16 +152,16 @@ async fn a_question_is_asked_on_the_standing_stream_when_who_waited_for_the_resu
 #[tokio::test]
 async fn a_new_standing_stream_asks_what_is_open() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     for is_cut in [true, false] {
         // Cut off, or replaced.
         let before = stand;
         if is_cut {
             drop(before);
-            stand = scene.legacy.open_standing().await;
+            stand = scene.legacy.open_session_stream().await;
         } else {
-            stand = scene.legacy.open_standing().await;
+            stand = scene.legacy.open_session_stream().await;
             drop(before);
         }
         assert_eq!(stand.until(FORM).await["params"], question["params"], "cut off first: {is_cut}");
@@ -175,7 +175,7 @@ async fn a_new_standing_stream_asks_what_is_open() {
 #[tokio::test]
 async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tell() {
     let mut scene = Scene::new().await;
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     let (asking, question) = scene.asked_on(&mut stand).await;
     drop(stand);
     // More than is read at a time.
@@ -184,7 +184,7 @@ async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tel
     for n in 0..100 {
         other.ctx.status(n.to_string()).await.expect("it goes on");
     }
-    let mut stand = scene.legacy.open_standing().await;
+    let mut stand = scene.legacy.open_session_stream().await;
     assert_eq!(stand.until(FORM).await["params"], question["params"]);
     assert_eq!(scene.answers(&question, asking).await, "Ada");
 }
@@ -193,7 +193,7 @@ async fn a_new_standing_stream_asks_what_is_open_however_much_else_it_has_to_tel
 async fn a_standing_stream_that_goes_on_asks_what_its_reader_has_not_seen() {
     for has_seen_it in [false, true] {
         let mut scene = Scene::new().await;
-        let mut stand = scene.legacy.open_standing().await;
+        let mut stand = scene.legacy.open_session_stream().await;
         let begin = prime(&mut stand).await;
         let (asking, question) = scene.asked_on(&mut stand).await;
         let last = stand.last_id.clone().expect("an id");
@@ -216,7 +216,7 @@ async fn a_question_waits_for_the_stream_that_is_opened_first() {
         let mut scene = Scene::new().await;
         let asking = scene.asks();
         until_is(&scene.legacy, &scene.id, "input_required").await;
-        let mut events = if stands { scene.legacy.open_standing().await } else { awaiting(&scene.legacy, &scene.id).await };
+        let mut events = if stands { scene.legacy.open_session_stream().await } else { awaiting(&scene.legacy, &scene.id).await };
         let question = events.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&scene.id));
         scene.says("still here", &mut events).await;
@@ -240,7 +240,7 @@ fn a_question_that_nobody_could_be_asked_is_asked_after_a_crash() {
     until_crash(async {
         let server = reopened(&dir, tools(), Config::default(), &clock).await;
         let legacy = legacy.at(server.port);
-        let mut stand = legacy.open_standing().await;
+        let mut stand = legacy.open_session_stream().await;
         let question = stand.until(FORM).await;
         assert_eq!(question["params"]["_meta"], related(&id));
         legacy.answer(&question, accept("Ada")).await;
@@ -271,7 +271,7 @@ fn what_happened_before_there_was_a_standing_stream_is_told_after_a_crash_too() 
     });
     until_crash(async {
         let server = reopened(&dir, tools(), uncoalesced(), &clock).await;
-        let mut stand = legacy.at(server.port).open_standing().await;
+        let mut stand = legacy.at(server.port).open_session_stream().await;
         let messages = messages_until(&mut stand, &id, "completed").await;
         let messages: Vec<String> = story(&messages).into_iter().filter(|brief| brief != "working").collect();
         assert_eq!(messages, ["0 a", "1 b", "completed"]);
@@ -284,7 +284,7 @@ fn what_happened_before_there_was_a_standing_stream_is_told_after_a_crash_too() 
 async fn the_standing_stream_goes_on_with_a_task_whose_result_nobody_waits_for_any_more() {
     let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     let message = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
@@ -307,7 +307,7 @@ async fn the_standing_stream_has_the_rest_of_a_task_whose_own_stream_was_cut_off
     const CHUNKS: u64 = 400;
     let mut harness = ToolHarness::of(large_chunks(Limits::DEFAULT), |tool| tool.task(TaskMode::Always).streams()).await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     // Twelve megabytes are more than the sockets take in: who waits for the result and does not read holds its stream up.

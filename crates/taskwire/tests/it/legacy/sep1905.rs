@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use taskwire::{
-    core::wire::Segments,
+    client::Segments,
     server::{Config, LegacyConfig, ResponseMode},
     tool::{CallResult, Content, ToolError},
 };
@@ -381,7 +381,7 @@ async fn server_08_no_duplicates() {
     let mut capabilities = capable_of(&ALL);
     capabilities["tasks"]["streaming"] = json!({"partial": {}});
     let legacy = LegacySession::declaring(&harness.server, capabilities).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let (mut call, mut run, results) = five(&mut harness, &legacy).await;
     let mut wait = legacy.stream("tasks/result", json!({"taskId": call.task()})).await;
     run.ends(());
@@ -523,7 +523,7 @@ async fn client_06_segment_tracking() {
 #[tokio::test]
 async fn client_07_sse_handling() {
     let (mut harness, legacy) = staged(Config::default()).await;
-    let mut stand = legacy.open_standing().await;
+    let mut stand = legacy.open_session_stream().await;
     let (mut call, mut run) = begun(&mut harness, &legacy).await;
     run.ctx.status("half way").await.expect("said");
     run.ends("two");

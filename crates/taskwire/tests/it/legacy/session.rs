@@ -151,7 +151,7 @@ async fn who_declares_no_draft_sees_no_byte_of_one() {
         let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
         let legacy = LegacySession::of(harness.server.port, None, version, json!({"tasks": {"list": {}}})).await;
         legacy.ok("tools/list", json!({})).await;
-        let mut standing = legacy.open_standing().await;
+        let mut standing = legacy.open_session_stream().await;
         let wants = json!({"responseModes": ["immediate", "streaming", "task"]});
         if version == LATEST {
             let created = legacy.task("writes", json!({}), wants).await;
@@ -462,7 +462,7 @@ async fn a_stream_is_opened_by_who_may_have_one() {
         assert_eq!(legacy.http("GET", &[("Accept", accept)]).await.status, 406, "{accept}");
     }
     for accept in ["text/event-stream", "application/json, text/event-stream", "text/html, text/event-stream;q=0.9"] {
-        drop(legacy.accepting(accept).open_standing().await);
+        drop(legacy.accepting(accept).open_session_stream().await);
     }
     for method in ["PUT", "PATCH"] {
         assert_eq!(legacy.http(method, &[]).await.status, 405, "{method}");
@@ -493,7 +493,7 @@ async fn a_session_survives_a_restart() {
         let legacy = legacy.at(server.port);
         assert_eq!(&legacy.ok("tools/list", json!({})).await, list, "what was agreed on is known");
         assert_eq!(legacy.call("quick", json!({})).await["content"][0]["text"], "done");
-        drop(legacy.open_standing().await);
+        drop(legacy.open_session_stream().await);
     }
     assert_eq!(refused(&ended.at(server.port).raw("ping", json!({})).await), (404, -32600), "one that was ended is not");
 }
@@ -533,7 +533,7 @@ async fn a_session_whose_client_listens_is_not_idle_however_quiet_it_is() {
     let config = with_legacy(LegacyConfig { session_idle: 10 * HOUR, ..LegacyConfig::default() });
     let (server, clock) = start(registry([quick("quick")]), config).await;
     let (quiet, listening) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
-    let _standing = listening.open_standing().await;
+    let _standing = listening.open_session_stream().await;
     clock.advance(11 * HOUR);
     assert_eq!(listening.call("quick", json!({})).await["content"][0]["text"], "done");
     assert_eq!(quiet.raw("ping", json!({})).await.status, 404);

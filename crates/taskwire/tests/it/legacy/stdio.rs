@@ -675,7 +675,7 @@ async fn changed_lists_and_resources_are_told_from_the_handshake_on() {
 // Calling off.
 
 #[tokio::test]
-async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
+async fn a_call_that_is_cancelled_is_stopped_and_not_answered() {
     let gate = Gate::new();
     let mut peer = Peer::start(registry([gate.tool("slow"), quick("quick")]));
     peer.open(LATEST).await;
@@ -696,7 +696,7 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 }
 
 #[tokio::test]
-async fn calling_off_a_wait_leaves_the_task_alone() {
+async fn cancelling_a_wait_leaves_the_task_alone() {
     let mut harness = ToolHarness::new().await;
     let mut peer = Peer::opened(&harness.server.server, json!({})).await;
     let task = peer.task("writes").await;

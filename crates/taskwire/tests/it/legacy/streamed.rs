@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
+    client::Segments,
     clock::ManualClock,
-    core::wire::Segments,
     server::Config,
     tool::{Content, Tool},
 };

@@ -94,9 +94,9 @@ async fn a_newer_standing_stream_takes_the_place_of_the_older() {
     let tools = registry([quick("quick")]);
     let server = TestServer::start(tools.clone()).await;
     let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
-    let mut elsewhere = other.open_standing().await;
-    let mut first = legacy.open_standing().await;
-    let mut second = legacy.open_standing().await;
+    let mut elsewhere = other.open_session_stream().await;
+    let mut first = legacy.open_session_stream().await;
+    let mut second = legacy.open_session_stream().await;
     assert_eq!(first.rest().await, Vec::<Value>::new());
     for _ in 0..2 {
         tools.tool(quick("quick")).expect("a tool");
@@ -112,7 +112,7 @@ async fn a_changed_list_is_told_on_the_standing_stream() {
     let server = TestServer::start(tools.clone()).await;
     for version in VERSIONS {
         let legacy = LegacySession::of(server.port, None, version, json!({})).await;
-        let mut sse = legacy.open_standing().await;
+        let mut sse = legacy.open_session_stream().await;
         for kind in ["tools", "prompts", "resources"] {
             match kind {
                 "tools" => {
@@ -138,7 +138,7 @@ async fn a_changed_resource_is_told_to_who_subscribed_to_it() {
     tools.resource(resource("test://a")).resource(resource("test://b"));
     let server = TestServer::start(tools.clone()).await;
     let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
-    let (mut sse, mut elsewhere) = (legacy.open_standing().await, other.open_standing().await);
+    let (mut sse, mut elsewhere) = (legacy.open_session_stream().await, other.open_session_stream().await);
     // A notification that must not come would have come before that of the change that everybody gets.
     let change = || {
         tools.resource_updated("test://b").resource_updated("test://a").tool(quick("quick")).expect("a tool");
@@ -175,10 +175,10 @@ async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first()
     run.writes("b").await;
     run.ends("done");
     until_is(&legacy, &id, "completed").await;
-    let mut sse = legacy.open_standing().await;
+    let mut sse = legacy.open_session_stream().await;
     assert_eq!(next_partials(&mut sse, 3).await, ["0 a", "1 b", "completed"]);
     let elsewhere = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut silent = elsewhere.open_standing().await;
+    let mut silent = elsewhere.open_session_stream().await;
     harness.server.stop();
     assert_eq!(silent.rest().await, Vec::<Value>::new(), "another session of the same caller did not make it");
 }
@@ -187,7 +187,7 @@ async fn what_happened_before_there_was_a_standing_stream_is_told_on_the_first()
 async fn a_standing_stream_goes_on_where_it_broke_off() {
     let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut sse = legacy.open_standing().await;
+    let mut sse = legacy.open_session_stream().await;
     let beginning = sse.last_id.clone().expect("an id");
     let (one, mut first) = (legacy.start("writes", json!({})).await, harness.run().await);
     first.writes("a").await;
@@ -234,7 +234,7 @@ fn a_standing_stream_goes_on_after_a_crash_of_the_server() {
     let (legacy, last) = until_crash(async {
         let server = TestServer::start_in(dir.clone(), tools(), uncoalesced(), Arc::new(clock.clone())).await;
         let legacy = LegacySession::declaring(&server, streaming()).await;
-        let mut sse = legacy.open_standing().await;
+        let mut sse = legacy.open_session_stream().await;
         legacy.start("writes", json!({})).await;
         for n in 0..2 {
             gate.go.send();
@@ -266,7 +266,7 @@ async fn a_standing_stream_can_be_so_far_behind() {
         until_is(&legacy, &id, "completed").await;
         ids.push(id);
     }
-    let mut sse = legacy.open_standing().await;
+    let mut sse = legacy.open_session_stream().await;
     let mut reported = BTreeSet::new();
     while !reported.contains(&json!(ids[11]).to_string()) {
         let status = sse.until("notifications/tasks/status").await["params"].clone();
@@ -287,7 +287,7 @@ async fn a_standing_stream_can_be_so_far_behind() {
 async fn log_lines_of_tasks_are_told_on_the_standing_stream() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::open(&harness.server).await;
-    let mut sse = legacy.open_standing().await;
+    let mut sse = legacy.open_session_stream().await;
     legacy.start("writes", json!({})).await;
     let run = harness.run().await;
     // A line goes to streams that are open, and is not stored: the tool writes it until it has come.
@@ -431,7 +431,7 @@ async fn a_level_that_does_not_exist_is_refused() {
 async fn events_of_all_streams_of_a_session_have_ids_of_their_own() {
     let mut harness = ToolHarness::of(uncoalesced(), |tool| tool.task(TaskMode::Always).streams()).await;
     let legacy = LegacySession::declaring(&harness.server, streaming()).await;
-    let mut standing = legacy.open_standing().await;
+    let mut standing = legacy.open_session_stream().await;
     let mut ids = vec![standing.last_id.clone().expect("an id")];
     let mut waiting = Vec::new();
     for _ in 0..2 {
@@ -500,7 +500,7 @@ async fn nothing_of_another_stream_is_told_to_who_comes_back() {
     let mut harness = ToolHarness::of(two_callers(), |tool| tool).await;
     let session = async |port, token: &'static str| LegacySession::of(port, Some(token), LATEST, json!({})).await;
     let ann = session(harness.server.port, "ann-token").await;
-    let standing = ann.open_standing().await;
+    let standing = ann.open_session_stream().await;
     let messages = ["a", "b"].map(|token| call(&ann, "writes", json!({"progressToken": token})));
     let (first, mut one) = call_with_progress(&mut harness, &ann, &messages[0]).await;
     let (second, mut other) = call_with_progress(&mut harness, &ann, &messages[1]).await;
@@ -591,7 +591,8 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
     let (id, message) = (legacy.start("slow", json!({})).await, call(&legacy, "slow", json!({})));
     with_timeout("the start", gate.started.wait()).await;
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
-    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_standing().await];
+    let mut streams =
+        [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_session_stream().await];
     for sse in &mut streams {
         let events = with_timeout("the end of the connection", passing(&clock, 50 * MS, events(sse))).await;
         assert!(events.iter().any(|event| event.retry == Some(2_000)), "{events:?}");
@@ -614,7 +615,7 @@ async fn a_connection_is_ended_after_so_long_and_says_when_to_come_back() {
 async fn a_connection_is_not_ended_if_nothing_was_said_about_that() {
     let (server, clock) = start(registry([quick("quick")]), Config::default()).await;
     let legacy = LegacySession::open(&server).await;
-    let mut sse = legacy.open_standing().await;
+    let mut sse = legacy.open_session_stream().await;
     for _ in 0..20 {
         clock.advance(HOUR);
         settle().await;
@@ -680,7 +681,8 @@ async fn a_shutdown_ends_connections_and_not_their_streams() {
     let (id, message) = (legacy.start("slow", json!({})).await, call(&legacy, "slow", json!({})));
     with_timeout("the start", gate.started.wait()).await;
     let wait = legacy.message(legacy.next_id(), "tasks/result", json!({"taskId": id}));
-    let mut streams = [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_standing().await];
+    let mut streams =
+        [held(&legacy, &clock, &gate, &message).await, legacy.stream_message(&wait).await, legacy.open_session_stream().await];
     for sse in &mut streams[..2] {
         let prime = sse.event().await.expect("an event");
         assert!(prime.id.is_some() && prime.message.is_none(), "{prime:?}");
@@ -730,19 +732,19 @@ async fn a_client_that_goes_away_stops_nothing() {
 
 // Calling off.
 
-pub(crate) async fn call_off(legacy: &LegacySession, request: &Value) {
+pub(crate) async fn cancel_request(legacy: &LegacySession, request: &Value) {
     legacy.notify("notifications/cancelled", json!({"requestId": request["id"], "reason": "not needed"})).await;
 }
 
 #[tokio::test]
-async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
+async fn a_call_that_is_cancelled_is_stopped_and_not_answered() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow"), quick("quick")]), crate::kit::without_followups()).await;
     for version in VERSIONS {
         let legacy = LegacySession::of(server.port, None, version, json!({})).await;
         let message = call(&legacy, "slow", json!({}));
         let mut sse = held(&legacy, &clock, &gate, &message).await;
-        call_off(&legacy, &message).await;
+        cancel_request(&legacy, &message).await;
         with_timeout("the stop", gate.stopped.wait()).await;
         assert_eq!(sse.rest().await, Vec::<Value>::new(), "{version}");
         assert_eq!(legacy.call("quick", json!({})).await["content"][0]["text"], "done");
@@ -750,14 +752,14 @@ async fn a_call_that_is_called_off_is_stopped_and_not_answered() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_called_off_before_anything_was_said_is_answered_with_nothing() {
+async fn a_call_that_is_cancelled_before_anything_was_said_is_answered_with_nothing() {
     let gate = Gate::new();
     let (server, _clock) = start(registry([gate.tool("slow")]), Config::default()).await;
     let legacy = LegacySession::open(&server).await;
     let message = call(&legacy, "slow", json!({}));
     let calling_off = async {
         gate.started.wait().await;
-        call_off(&legacy, &message).await;
+        cancel_request(&legacy, &message).await;
     };
     let (response, ()) = with_timeout("the answer", async { tokio::join!(legacy.post(&message), calling_off) }).await;
     assert_eq!((response.status, response.body.len()), (202, 0));
@@ -765,7 +767,7 @@ async fn a_call_that_is_called_off_before_anything_was_said_is_answered_with_not
 }
 
 #[tokio::test]
-async fn calling_off_what_is_not_ones_own_or_not_under_way_does_nothing() {
+async fn cancelling_what_is_not_ones_own_or_not_under_way_does_nothing() {
     let gate = Gate::new();
     let (server, clock) = start(registry([gate.tool("slow")]), Config::default()).await;
     let (legacy, other) = (LegacySession::open(&server).await, LegacySession::open(&server).await);
@@ -773,7 +775,7 @@ async fn calling_off_what_is_not_ones_own_or_not_under_way_does_nothing() {
     with_timeout("the start", gate.started.wait()).await;
     let message = call(&legacy, "slow", json!({}));
     let mut sse = held(&legacy, &clock, &gate, &message).await;
-    call_off(&other, &message).await;
+    cancel_request(&other, &message).await;
     let id = message["id"].as_u64().expect("a number");
     for params in [
         json!({"requestId": id.to_string()}),
@@ -801,15 +803,15 @@ async fn a_caller_may_have_so_many_standing_streams_and_another_when_one_is_clos
     let (server, _) = start(registry([]), Config { streams_per_caller: 2, ..two_callers() }).await;
     let open = async |token: &'static str| LegacySession::of(server.port, Some(token), LATEST, json!({})).await;
     let sessions = [open("ann-token").await, open("ann-token").await, open("ann-token").await];
-    let first = sessions[0].open_standing().await;
-    let _second = sessions[1].open_standing().await;
+    let first = sessions[0].open_session_stream().await;
+    let _second = sessions[1].open_session_stream().await;
     let full = sessions[2].http("GET", &[]).await;
     assert_eq!(refused(&full), (429, -31001));
     assert!(said(&full).contains("`streams_per_caller`"), "{}", said(&full));
-    let _others = open("bob-token").await.open_standing().await;
+    let _others = open("bob-token").await.open_session_stream().await;
     drop(first);
     let room = async {
-        while let Err(status) = sessions[2].try_open_standing().await {
+        while let Err(status) = sessions[2].try_open_session_stream().await {
             assert_eq!(status, 429);
         }
     };

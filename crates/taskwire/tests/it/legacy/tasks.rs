@@ -332,7 +332,7 @@ async fn two_may_wait_for_one_task_and_each_has_its_answer() {
 }
 
 #[tokio::test]
-async fn calling_off_a_wait_or_a_call_does_not_touch_the_task() {
+async fn cancelling_a_wait_or_a_call_does_not_touch_the_task() {
     let mut harness = ToolHarness::new().await;
     let legacy = LegacySession::open(&harness.server).await;
     let call = legacy.message(legacy.next_id(), "tools/call", json!({"name": "writes", "arguments": {}, "task": {}}));
@@ -383,7 +383,7 @@ async fn statuses_and_answers_about_tasks_are_plain_and_name_the_task_themselves
     let id = legacy.start("writes", json!({})).await;
     let mut run = harness.run().await;
     run.ctx.status("early").await.expect("said");
-    let mut standing = legacy.open_standing().await;
+    let mut standing = legacy.open_session_stream().await;
     until_status(&mut standing, |status| status["statusMessage"] == "early").await;
     for said in ["one", "two", "three"] {
         run.ctx.status(said).await.expect("said");
@@ -406,7 +406,7 @@ async fn progress_is_told_under_the_first_token_and_grows_until_the_end() {
     for token in [json!("p"), json!(7)] {
         let mut harness = ToolHarness::new().await;
         let legacy = LegacySession::open(&harness.server).await;
-        let mut standing = legacy.open_standing().await;
+        let mut standing = legacy.open_session_stream().await;
         let call = json!({"name": "writes", "arguments": {}, "task": {}, "_meta": {"progressToken": token}});
         let id = id_of(&legacy.ok("tools/call", call).await);
         let mut run = harness.run().await;

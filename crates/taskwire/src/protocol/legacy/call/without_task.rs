@@ -4,7 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use taskwire_core::task::{OnInterrupt, Outcome, Task};
+use taskwire_core::{
+    TaskId,
+    task::{OnInterrupt, Outcome, Spec, Task},
+};
 use tokio::sync::mpsc;
 
 use super::{Call, NOTES_MAX};
@@ -53,7 +56,7 @@ struct CallNotes<'a> {
 }
 
 impl CallEra for CallNotes<'_> {
-    fn open_notes(&mut self) -> Option<mpsc::Sender<CallNote>> {
+    fn open_notes(&mut self, _id: TaskId) -> Option<mpsc::Sender<CallNote>> {
         let (sender, notes) = mpsc::channel(NOTES_MAX);
         self.inbox.notes = notes;
         Some(sender)
@@ -130,7 +133,7 @@ impl Call<'_, '_> {
         self.spec.hidden = true;
         let hold = Hold::begin(cx.context, &self.tool, self.spec.accepts);
         let call = (&self.arguments, self.raw_arguments.clone());
-        let mut plan = Plan::new(cx.context, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
+        let (mut plan, waiter) = Plan::with_waiter(cx.context, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
         let keyed = self.spec.idempotency_key.is_some();
         if !(keyed || hold.is_some() || plan.spec.lingers || (cx.can_reconnect && cx.can_stream)) {
             // Nobody could resume it after a restart.
@@ -140,22 +143,29 @@ impl Call<'_, '_> {
         let (open, request) = (cx.wait_permit()?, cx.register_request()?);
         request.set_call_start(hold.map_or_else(|| engine.clock().now(), |hold| hold.started_at), self.progress_token.clone());
         if !keyed {
-            request.set_waiter(&plan.waiter);
+            request.set_waiter(&waiter);
+        }
+        if request.is_cancelled() {
+            // The cancel overtook the call. Work that it would have joined stops; a key belongs to a call that may be made again.
+            if keyed {
+                return Ok(Reply::accepted());
+            }
+            waiter.cancel();
         }
         let mut call_notes = self.open_notes(&request, None);
-        let mut unstarted = match plan.start(false, &mut call_notes).await {
+        let mut unstarted = match plan.start(false, Some(&waiter), &mut call_notes).await {
             Ok(Started::Task { task, .. }) => {
                 let inbox = call_notes.inbox;
                 request.set_task(&task);
-                return self.wait_for_task(&task, request, inbox, &plan).await;
+                return self.wait_for_task(&task, request, inbox, (waiter, hold)).await;
             }
-            Ok(Started::Run(_)) | Err(_) if plan.waiter.is_cancelled() => return Ok(Reply::accepted()),
+            Ok(Started::Run(_)) | Err(_) if waiter.is_cancelled() => return Ok(Reply::accepted()),
             Ok(Started::Run(unstarted)) => unstarted,
             Err(error) => return Err(error.into()),
         };
         unstarted.run().keep_until_end(Box::new(open));
         request.set_run(unstarted.run());
-        let settled = wait::run(cx.context, &mut unstarted, Some(&plan.waiter), hold, &mut call_notes).await?;
+        let settled = wait::run(cx.context, &mut unstarted, Some(&waiter), hold, &mut call_notes).await?;
         let inbox = call_notes.inbox;
         match settled {
             Settled::TaskLimit(result) => {
@@ -163,8 +173,10 @@ impl Call<'_, '_> {
                 Ok(cx.reply(render::call_result(&result, None, None)))
             }
             _ if request.is_cancelled() => Ok(Reply::accepted()),
-            Settled::Ended { end: RunEnd::Outcome(outcome), .. } => self.reply_with_outcome(outcome, request, inbox, &plan).await,
-            Settled::Task(task) => self.wait_for_task(&task, request, inbox, &plan).await,
+            Settled::Ended { end: RunEnd::Outcome(outcome), .. } => {
+                self.reply_with_outcome(outcome, request, inbox, (&plan.spec, waiter, hold)).await
+            }
+            Settled::Task(task) => self.wait_for_task(&task, request, inbox, (waiter, hold)).await,
             Settled::Ended { end: RunEnd::Suspended(_), .. } | Settled::Gone => Err(Fault::internal("the tool went away")),
         }
     }
@@ -185,8 +197,14 @@ impl Call<'_, '_> {
     }
 
     /// Sends the result, and before it the notes.
-    async fn reply_with_outcome(&self, outcome: Outcome, request: RequestGuard, mut inbox: NoteInbox, plan: &Plan) -> Result<Reply, Fault> {
-        let (cx, waiter) = (self.cx, plan.waiter.clone());
+    async fn reply_with_outcome(
+        &self,
+        outcome: Outcome,
+        request: RequestGuard,
+        mut inbox: NoteInbox,
+        (spec, waiter, hold): (&Arc<Spec>, Waiter, Option<Hold>),
+    ) -> Result<Reply, Fault> {
+        let cx = self.cx;
         while let Ok(note) = inbox.notes.try_recv() {
             inbox.earlier.push(note);
         }
@@ -200,10 +218,10 @@ impl Call<'_, '_> {
         if has_notes && cx.can_stream {
             // A client can resume the stream only if there is a task, so the call is stored as one.
             let engine = &cx.context.engine;
-            match engine.create_ended(engine.new_id(), plan.spec.clone(), self.raw_arguments.clone(), outcome.clone()).await {
+            match engine.create_ended(engine.new_id(), spec.clone(), self.raw_arguments.clone(), outcome.clone()).await {
                 Ok(receipt) => {
                     waiter.wait_for_task(receipt.task.id);
-                    return self.wait_for_task(&receipt.task, request, inbox, plan).await;
+                    return self.wait_for_task(&receipt.task, request, inbox, (waiter, hold)).await;
                 }
                 Err(error) if is_limit(&error) => {}
                 Err(error) => return Err(error.into()),
@@ -214,7 +232,7 @@ impl Call<'_, '_> {
         if hold::is_followup(cx.context, &self.tool) {
             cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments);
         }
-        let result = match (hold::loose_failure_result(cx.context, &plan.spec, &outcome).filter(|_| !cancelled), outcome) {
+        let result = match (hold::loose_failure_result(cx.context, spec, &outcome).filter(|_| !cancelled), outcome) {
             (Some(result), _) | (None, Outcome::Completed { result, .. }) => Ok(result),
             (None, Outcome::Failed(error)) => Err(Err(error.into())),
             (None, Outcome::Cancelled { .. }) if cancelled => Err(Ok(Reply::accepted())),
@@ -230,11 +248,17 @@ impl Call<'_, '_> {
     }
 
     /// Sends the log of the task that the call became, until it ended or the hold expired.
-    async fn wait_for_task(&self, task: &Arc<Task>, request: RequestGuard, inbox: NoteInbox, plan: &Plan) -> Result<Reply, Fault> {
-        let (cx, waiter) = (self.cx, plan.waiter.clone());
+    async fn wait_for_task(
+        &self,
+        task: &Arc<Task>,
+        request: RequestGuard,
+        inbox: NoteInbox,
+        (waiter, hold): (Waiter, Option<Hold>),
+    ) -> Result<Reply, Fault> {
+        let cx = self.cx;
         if !cx.can_stream {
             let mut hearing = self.open_notes(&request, Some(inbox));
-            let waited = wait::follow(cx.context, task.id, &waiter, plan.hold, &mut hearing).await;
+            let waited = wait::follow(cx.context, task.id, &waiter, hold, &mut hearing).await;
             request.responded();
             return match waited? {
                 Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)) {
@@ -256,7 +280,7 @@ impl Call<'_, '_> {
         let tail = tail
             .for_request(&request)
             .with_notes(inbox.earlier, inbox.notes)
-            .with_hold(plan.hold, self.progress_token.as_ref())
+            .with_hold(hold, self.progress_token.as_ref())
             .for_waiter(waiter);
         let ended = tail.run().await;
         if request.stops_work() {

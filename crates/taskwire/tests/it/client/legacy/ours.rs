@@ -97,7 +97,7 @@ async fn is_answered_by_somebody_else_and_picked_up_again() {
 }
 
 #[tokio::test]
-async fn is_called_off() {
+async fn is_cancelled() {
     for way in 0..2 {
         let gate = Gate::new();
         let server = TestServer::start(registry([gate.tool("slow")])).await;

@@ -189,7 +189,7 @@ async fn the_error_of_a_task_passes_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_task_is_called_off_and_ends_so() {
+async fn a_task_is_cancelled_and_ends_so() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
     let (mut call, wait) = begun(&script, &client, "t1").await;
@@ -206,7 +206,7 @@ async fn a_task_is_called_off_and_ends_so() {
 }
 
 #[tokio::test]
-async fn a_task_that_has_ended_can_be_called_off_without_effect() {
+async fn a_task_that_has_ended_can_be_cancelled_without_effect() {
     for state in ["completed", "failed", "cancelled"] {
         let script = scripted().await;
         script.always("tasks/get", shown("t1", state));

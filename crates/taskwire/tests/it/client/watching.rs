@@ -910,7 +910,7 @@ async fn a_run_of_our_server_that_is_cut_again_and_again_is_told_exactly() {
 }
 
 #[tokio::test]
-async fn a_call_of_our_server_is_called_off() {
+async fn a_call_of_our_server_is_cancelled() {
     let mut harness = ToolHarness::with(uncoalesced()).await;
     let client = connect(harness.server.port).await;
     let mut call = with_timeout("the start", client.start("writes", json!({}))).await.expect("a run");

@@ -18,7 +18,7 @@ fn segment(seq_nr: u64) -> Value {
 /// A streaming result with these segments.
 fn result(numbers: impl IntoIterator<Item = u64>, is_complete: bool) -> Value {
     let list: Vec<Value> = numbers.into_iter().map(segment).collect();
-    json!({"partial-content": list, "isError": false, "isComplete": is_complete, "_meta": {RELATED_TASK: {"taskId": "t"}}})
+    json!({"partial-content": list, "isError": false, "isComplete": is_complete, "_meta": {RELATED: {"taskId": "t"}}})
 }
 
 fn numbers(seen: &[Segment]) -> Vec<u64> {
@@ -57,13 +57,13 @@ fn keeps_what_comes_in_order_until_it_is_complete() {
 fn learns_the_task_from_either_place_and_takes_no_other() {
     let forms = [
         json!({"task": {"taskId": "t", "status": "working"}}),
-        json!({"task": {"taskId": "t", "status": "working"}, "_meta": {RELATED_TASK: {"taskId": "t"}}}),
-        json!({"partial-content": [], "isComplete": false, "_meta": {RELATED_TASK: {"taskId": "t"}}}),
+        json!({"task": {"taskId": "t", "status": "working"}, "_meta": {RELATED: {"taskId": "t"}}}),
+        json!({"partial-content": [], "isComplete": false, "_meta": {RELATED: {"taskId": "t"}}}),
     ];
     let strangers = [
         json!({"task": {"taskId": "u"}}),
-        json!({"partial-content": [segment(1)], "isComplete": true, "_meta": {RELATED_TASK: {"taskId": "u"}}}),
-        json!({"task": {"taskId": "t"}, "_meta": {RELATED_TASK: {"taskId": "u"}}}),
+        json!({"partial-content": [segment(1)], "isComplete": true, "_meta": {RELATED: {"taskId": "u"}}}),
+        json!({"task": {"taskId": "t"}, "_meta": {RELATED: {"taskId": "u"}}}),
     ];
     for form in forms {
         let mut segments = Segments::new();
@@ -149,7 +149,7 @@ fn what_is_malformed_is_refused_and_changes_nothing() {
         (with("partial-content", Value::Null), "must be a list"),
         (with("isComplete", json!("yes")), "`isComplete`"),
         (with("isError", Value::Null), "`isError`"),
-        (with("_meta", json!({RELATED_TASK: {}})), "`taskId`"),
+        (with("_meta", json!({RELATED: {}})), "`taskId`"),
         (with("task", json!({"taskId": 5})), "`taskId`"),
         (json!({"content": "all of it"}), "`content` must be a list"),
         (json!({"isComplete": true}), "neither"),
@@ -175,7 +175,7 @@ fn errors_are_told_with_and_without_segments() {
 
     let mut segments = Segments::new();
     let content = json!([{"type": "text", "text": "broken"}]);
-    let failed = json!({"content": content, "isError": true, "isComplete": true, "_meta": {RELATED_TASK: {"taskId": "t"}}});
+    let failed = json!({"content": content, "isError": true, "isComplete": true, "_meta": {RELATED: {"taskId": "t"}}});
     assert_eq!(segments.take(&failed), Ok(Vec::new()));
     assert_eq!((segments.is_complete(), segments.is_error(), segments.task_id()), (true, true, Some("t")));
     assert_eq!(segments.merged().map(Value::Array), Some(content));
@@ -186,7 +186,7 @@ fn a_result_in_standard_form_is_the_whole_and_structured_content_comes_with_eith
     let mut segments = Segments::new();
     segments.take(&result([1, 3], false)).expect("taken");
     let content: Vec<Value> = (1..=4).map(text).collect();
-    let whole = json!({"content": content, "structuredContent": {"n": 4}, "_meta": {RELATED_TASK: {"taskId": "t"}}});
+    let whole = json!({"content": content, "structuredContent": {"n": 4}, "_meta": {RELATED: {"taskId": "t"}}});
     assert_eq!(segments.take(&whole), Ok(Vec::new()));
     assert!(segments.is_complete() && !segments.is_error() && segments.gaps().is_empty());
     assert_eq!((segments.merged(), segments.structured()), (Some(content), Some(json!({"n": 4}))));

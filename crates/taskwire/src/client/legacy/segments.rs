@@ -11,10 +11,10 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::payload::Payload;
+use taskwire_core::Payload;
 
-/// Names the task that a message belongs to.
-const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
+use super::RELATED;
+
 /// Characters of a value from the wire that an error shows.
 const SHOWN_CHARS: usize = 40;
 
@@ -40,6 +40,7 @@ impl Default for SegmentLimits {
 
 /// Why a streaming result was not taken. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SegmentError {
     /// It has another shape than the proposal says.
     #[error("not a streaming result: {0}")]
@@ -83,7 +84,7 @@ pub struct Segment {
 ///
 /// ```
 /// use serde_json::json;
-/// use taskwire_core::wire::Segments;
+/// use taskwire::client::Segments;
 ///
 /// let mut segments = Segments::new();
 /// let first = json!({"partial-content": [{"seqNr": 1, "type": "text", "text": "a"}], "isError": false, "isComplete": false,
@@ -98,7 +99,7 @@ pub struct Segment {
 /// assert_eq!((segments.task_id(), segments.resume_from()), (Some("t"), Some(1)));
 /// segments.take(&rest)?;
 /// assert_eq!(segments.merged().map(|content| content.len()), Some(3));
-/// # Ok::<(), taskwire_core::wire::SegmentError>(())
+/// # Ok::<(), taskwire::client::SegmentError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Segments {
@@ -263,7 +264,7 @@ impl Segments {
     /// The task that the result belongs to, if known by now.
     fn task_of(&self, result: &Map<String, Value>) -> Result<Option<Box<str>>, SegmentError> {
         let mut known = self.task.clone();
-        let related = result.get("_meta").and_then(|meta| meta.get(RELATED_TASK));
+        let related = result.get("_meta").and_then(|meta| meta.get(RELATED));
         for named in [result.get("task"), related].into_iter().flatten() {
             let id = named.get("taskId").and_then(Value::as_str).ok_or(SegmentError::Shape("it names a task without a `taskId`"))?;
             match &known {
