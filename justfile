@@ -21,6 +21,10 @@ advisories:
 test:
     bash scripts/test.sh
 
+# Run simulated worlds: --for 10m, --seed N, --trace, --plant BUG
+sim *args:
+    cargo run -p taskwire-sim -- {{args}}
+
 # Run the official conformance suite: [--url URL] [server|client]
 conform *args:
     cargo build -p taskwire --example conformance --example conformance_client

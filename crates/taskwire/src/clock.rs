@@ -19,6 +19,11 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The time now.
     fn now(&self) -> Timestamp;
 
+    /// The time since some moment. It never jumps, whatever becomes of [`now`](Self::now).
+    fn monotonic(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.now().as_millis()).unwrap_or(0))
+    }
+
     /// Waits until it is `at` or later.
     fn sleep_until(&self, at: Timestamp) -> Sleep;
 
@@ -37,7 +42,17 @@ fn system_now() -> SystemTime {
     SystemTime::now()
 }
 
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the time")]
+fn system_monotonic() -> Duration {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed()
+}
+
 impl Clock for SystemClock {
+    fn monotonic(&self) -> Duration {
+        system_monotonic()
+    }
+
     fn now(&self) -> Timestamp {
         let since = system_now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
@@ -90,15 +105,21 @@ impl Clock for ManualClock {
     }
 }
 
-/// A fresh, unguessable task id.
+/// Fills `bytes` with what nobody can guess.
 ///
 /// # Panics
 /// When the operating system has no randomness to give: nothing safe can be done then.
 #[cfg(feature = "server")]
+pub(crate) fn random_bytes(bytes: &mut [u8]) {
+    getrandom::fill(bytes).expect("the operating system gives random bytes");
+}
+
+/// A fresh, unguessable task id.
+#[cfg(feature = "server")]
 #[must_use]
 pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
     let mut random = [0; ID_RANDOM_BYTES];
-    getrandom::fill(&mut random).expect("the operating system gives random bytes");
+    random_bytes(&mut random);
     TaskId::new(now, random)
 }
 
@@ -106,7 +127,7 @@ pub(crate) fn new_task_id(now: Timestamp) -> TaskId {
 #[cfg(feature = "server")]
 pub(crate) fn new_session_id() -> SessionId {
     let mut random = [0; 20];
-    getrandom::fill(&mut random).expect("the operating system gives random bytes");
+    random_bytes(&mut random);
     let text = random.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     SessionId::new(&text)
 }

@@ -1,6 +1,6 @@
 //! Commands: what may be asked of a task, by whom, and why it is rejected.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use super::{
     blocks::Blocks,
@@ -99,11 +99,22 @@ pub enum Command {
     },
     /// Do what is due: fail a task that timed out, forget one whose retention is over.
     Tick,
-    /// Recover it after a restart of the server: run it again, or fail it.
-    Recover(Epoch),
+    /// Recover it, if its attempt belongs to a server that is gone: run it again, or fail it.
+    Recover {
+        /// The starts of servers that are gone.
+        lost: Range<Epoch>,
+        /// The start of the server that takes it over.
+        epoch: Epoch,
+    },
 }
 
 impl Command {
+    /// Recovers a task of any earlier start of the one server that uses its store.
+    #[must_use]
+    pub const fn recover(epoch: Epoch) -> Self {
+        Self::Recover { lost: Epoch(0)..epoch, epoch }
+    }
+
     /// Ends a task that has nothing left to write.
     #[must_use]
     pub const fn finish(outcome: Outcome) -> Self {

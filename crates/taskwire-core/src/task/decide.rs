@@ -1,6 +1,6 @@
 //! What a command leads to. Pure: the same task, command, moment and limits give the same events.
 
-use std::{fmt::Display, time::Duration};
+use std::{fmt::Display, ops::Range, time::Duration};
 
 use super::{
     blocks::{Blocks, ChunkBuilder},
@@ -56,7 +56,7 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Answer(answers) => answer(task, answers, limits),
         Command::Cancel { reason } => Ok(if task.ended.is_some() { Vec::new() } else { vec![Event::Cancelled { reason: reason.clone() }] }),
         Command::Tick => Ok(tick(task, now)),
-        Command::Recover(epoch) => Ok(recover(task, *epoch)),
+        Command::Recover { lost, epoch } => Ok(recover(task, lost, *epoch)),
     };
     events.map(|events| with_failure_reason(task, events, limits))
 }
@@ -210,8 +210,8 @@ fn span(ms: Option<u64>) -> impl Display {
     humantime::format_duration(Duration::from_millis(ms.unwrap_or(0)))
 }
 
-fn recover(task: &Task, epoch: Epoch) -> Vec<Event> {
-    if task.ended.is_some() || task.epoch >= epoch {
+fn recover(task: &Task, lost: &Range<Epoch>, epoch: Epoch) -> Vec<Event> {
+    if task.ended.is_some() || !lost.contains(&task.epoch) {
         return Vec::new();
     }
     // A caller that waited for the result lost its call with the server and will call again. Nobody can find this task,

@@ -166,33 +166,33 @@ fn another_callers_task_does_not_exist() {
 #[test]
 fn an_interrupted_task_fails_unless_it_may_be_run_again() {
     let mut world = World::new(spec());
-    assert_eq!(world.engine(&Command::Recover(Epoch(1))), 0, "its own life goes on");
-    world.engine(&Command::Recover(Epoch(2)));
+    assert_eq!(world.engine(&Command::recover(Epoch(1))), 0, "its own life goes on");
+    world.engine(&Command::recover(Epoch(2)));
     assert_eq!(world.status(), Status::Failed);
 
     let hidden = Spec { on_interrupt: OnInterrupt::Retry, hidden: true, ..spec() };
     let mut world = World::new(hidden.clone());
-    world.engine(&Command::Recover(Epoch(2)));
+    world.engine(&Command::recover(Epoch(2)));
     assert_eq!(world.status(), Status::Failed, "a caller that lost its call makes it again");
     let mut world = World::new(Spec { idempotency_key: Some("k".into()), ..hidden.clone() });
-    world.engine(&Command::Recover(Epoch(2)));
+    world.engine(&Command::recover(Epoch(2)));
     assert_eq!(world.status(), Status::Working, "unless it can find this one");
     let mut world = World::new(hidden);
     world.work(1, &ask("a", "A")).expect("asked");
-    world.engine(&Command::Recover(Epoch(2)));
+    world.engine(&Command::recover(Epoch(2)));
     assert_eq!(world.status(), Status::InputRequired);
 
     let mut world = World::new(Spec { on_interrupt: OnInterrupt::Retry, ..spec() });
     world.work(1, &Command::Save { chunks: vec![], checkpoint: json!(41).into() }).expect("saved");
     world.work(1, &ask("a", "A")).expect("asked");
-    world.engine(&Command::Recover(Epoch(2)));
+    world.engine(&Command::recover(Epoch(2)));
     assert_eq!((world.task().attempt, wants(world.task()).attempt), (Attempt(2), Some(Attempt(2))));
     assert_eq!(world.task().checkpoint_version, Some(Version(2)), "the checkpoint outlives the attempt");
     assert_eq!(world.status(), Status::InputRequired, "so does the question");
     assert_eq!(world.work(1, &append("x")), Err(Reject::Stale(Attempt(1))));
     assert_eq!(world.work(2, &ask("a", "A")), Ok(0));
-    world.engine(&Command::Recover(Epoch(3)));
-    world.engine(&Command::Recover(Epoch(4)));
+    world.engine(&Command::recover(Epoch(3)));
+    world.engine(&Command::recover(Epoch(4)));
     assert_eq!(world.status(), Status::Failed, "three attempts are enough");
 }
 
@@ -365,7 +365,7 @@ fn what_made_a_task_fail_is_the_last_of_its_output_where_that_is_its_result() {
     world.work(1, &append("a")).expect("appended");
     world.now += 1;
     let limits = Limits { chunk_bytes: 1_000, task_output_bytes: 1_000, ..LIMITS };
-    for command in [Command::Tick, Command::Recover(Epoch(2))] {
+    for command in [Command::Tick, Command::recover(Epoch(2))] {
         let events = decide(world.task.as_ref(), &Authority::Engine, &command, Timestamp::from_millis(world.now), &limits);
         let Ok([Event::Appended { seq: Seq(1), blocks, .. }, Event::Failed(error)]) = events.as_deref() else { panic!("{events:?}") };
         assert_eq!(said(blocks), json!([{"type": "text", "text": error.message}]));
@@ -462,7 +462,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => prop::collection::vec(keys, 0..4).prop_map(|keys| answer(&keys)),
         1 => Just(CANCEL),
     ];
-    let engine = prop_oneof![2 => Just(Command::Tick), 1 => (1..6u64).prop_map(|n| Command::Recover(Epoch(n)))];
+    let engine = prop_oneof![2 => Just(Command::Tick), 1 => (1..6u64).prop_map(|n| Command::recover(Epoch(n)))];
     let step = prop_oneof![
         8 => (1..4u64, work).prop_map(|(attempt, command)| Step::Work(attempt, command)),
         4 => (any::<bool>(), call).prop_map(|(owner, command)| Step::Call(owner, command)),

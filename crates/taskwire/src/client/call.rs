@@ -71,12 +71,21 @@ pub(crate) enum AnswerRoute {
     Response(RequestId, u64),
 }
 
+impl AnswerRoute {
+    /// The session of a question to which there is a response.
+    fn session(&self) -> Option<u64> {
+        if let Self::Response(_, session) = self { Some(*session) } else { None }
+    }
+}
+
 struct TrackedQuestion {
     question: Question,
     route: AnswerRoute,
     /// Its key in the ledger; none if the ledger does not keep it.
     ledger_key: Option<String>,
     state: Stage,
+    /// The answer that was sent as a response, which the server does not acknowledge.
+    unacknowledged: Option<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -281,6 +290,7 @@ impl Shared {
         if let Some(asked) = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending) {
             // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
             settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
+            asked.unacknowledged = settled.then(|| answer.value().clone());
             asked.state = match (&result, settled) {
                 (Err(_), _) => Stage::Open,
                 (Ok(()), false) => Stage::Answered,
@@ -292,6 +302,12 @@ impl Shared {
             self.try_emit(Event::QuestionSettled { key: key.to_owned() });
         }
         result
+    }
+
+    fn keep_unacknowledged(&self, key: &str, answer: Value) {
+        if let Some(asked) = self.questions().get_mut(key).filter(|asked| matches!(asked.route, AnswerRoute::Response(..))) {
+            asked.unacknowledged = Some(answer);
+        }
     }
 
     async fn submit_answer(&self, key: &str, route: AnswerRoute, ledger_key: Option<String>, answer: &Value) -> Result<(), Error> {
@@ -419,13 +435,19 @@ impl Driver {
         let state = if before.is_some() { Stage::Settled } else { Stage::Open };
         self.shared.questions().insert(
             key.clone(),
-            TrackedQuestion { question: question.clone(), route: route.clone(), ledger_key: ledger_key.clone(), state },
+            TrackedQuestion {
+                question: question.clone(),
+                route: route.clone(),
+                ledger_key: ledger_key.clone(),
+                state,
+                unacknowledged: None,
+            },
         );
         match before {
             None => self.emit(Event::Question(question)).await,
             Some((_, true)) => {}
             Some((answer, false)) => match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
-                Ok(()) | Err(Error::AlreadyAnswered { .. }) => {}
+                Ok(()) | Err(Error::AlreadyAnswered { .. }) => self.shared.keep_unacknowledged(&key, answer),
                 Err(error) if is_refusal(&error) => {
                     if let Some(asked) = self.shared.questions().get_mut(&key) {
                         asked.state = Stage::Open;
@@ -450,19 +472,36 @@ impl Driver {
         if self.shared.questions().contains_key(&key) {
             return Ok(());
         }
-        self.shared
-            .questions()
-            .insert(key.clone(), TrackedQuestion { question, route: route.clone(), ledger_key: ledger_key.clone(), state: Stage::Settled });
+        let tracked =
+            TrackedQuestion { question, route: route.clone(), ledger_key: ledger_key.clone(), state: Stage::Settled, unacknowledged: None };
+        self.shared.questions().insert(key.clone(), tracked);
         match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
-            Err(Error::AlreadyAnswered { .. }) | Ok(()) => Ok(()),
+            Err(Error::AlreadyAnswered { .. }) | Ok(()) => {
+                self.shared.keep_unacknowledged(&key, answer);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// The server asked the question again: the answer takes the new route.
-    pub(crate) fn set_route(&self, key: &str, route: AnswerRoute) {
-        if let Some(asked) = self.shared.questions().get_mut(key).filter(|asked| asked.state == Stage::Open) {
-            asked.route = route;
+    /// The server asked the question again: an answer takes the new route. One that was sent before did not arrive, and is sent again.
+    pub(crate) async fn asked_again(&self, key: &str, route: AnswerRoute) {
+        let lost = match self.shared.questions().get_mut(key) {
+            Some(asked) if asked.state == Stage::Open => {
+                asked.route = route.clone();
+                None
+            }
+            // In the session in which it was sent, it is on its way.
+            Some(asked) if asked.route.session() != route.session() => {
+                asked.route = route.clone();
+                asked.unacknowledged.clone()
+            }
+            _ => None,
+        };
+        if let Some(answer) = lost
+            && let Err(error) = self.shared.send(key, route, answer).await
+        {
+            tracing::debug!(key, %error, "an answer could not be sent again: the server will ask again");
         }
     }
 

@@ -3,6 +3,8 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod cluster;
+mod error;
 mod exchange;
 pub(crate) mod large_block;
 mod operator_log;
@@ -25,18 +27,21 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, Seq, SessionId, TaskId,
+    Attempt, CallerId, Epoch, Limits, Payload, Seq, SessionId, TaskId, Timestamp,
     task::{Authority, Command, NewTask, Outcome, Overflow, Reject, RpcError, Spec, Task},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(crate) use error::Error;
+use error::Failure;
+pub(crate) use error::skip_corrupt;
 pub use exchange::Continuation;
 pub(crate) use exchange::{CallNote, Phase, RunEnd};
 pub use output_buffer::Coalesce;
@@ -46,9 +51,12 @@ pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
     clock::{Clock, new_task_id},
-    store::{self, Cursor, Page, Reader, SessionChange, Store},
+    store::{self, CallKey, Cursor, Page, Reader, SessionChange, Store},
     wakeup::{WakeUps, Watch},
 };
+
+/// How soon a read is tried again while the store cannot be reached.
+const AWAY_DELAY: Duration = Duration::from_millis(200);
 
 /// What the engine runs: it does the work of a run and returns how that ended.
 pub trait Work: Send + Sync + 'static {
@@ -83,54 +91,6 @@ impl Default for Config {
     }
 }
 
-/// Why the engine did not do what was asked.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum Error {
-    /// The state machine refused.
-    #[error(transparent)]
-    Rejected(#[from] Reject),
-    /// The store failed or the engine has stopped; only a restart helps. Callers may read the text: it names no path.
-    #[error("the server cannot store tasks: {0}")]
-    Unavailable(Arc<str>),
-    /// What is stored of one task or session is corrupt. All others can be used.
-    #[error("{0}")]
-    Corrupt(Arc<str>),
-}
-
-impl From<store::Error> for Error {
-    fn from(error: store::Error) -> Self {
-        tracing::error!(%error, "the store could not be read");
-        let message = error.for_callers().into();
-        if matches!(error, store::Error::Corrupt { .. }) { Self::Corrupt(message) } else { Self::Unavailable(message) }
-    }
-}
-
-/// Turns a corrupt task into none and logs it, so that a list can go on with the others.
-pub(crate) fn skip_corrupt<T>(read: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
-    match read {
-        Err(Error::Corrupt(error)) => {
-            tracing::error!(%error, "a task whose stored data is corrupt is left out");
-            Ok(None)
-        }
-        read => read,
-    }
-}
-
-/// Why nothing can be stored any more.
-#[derive(Debug, Clone)]
-struct Failure {
-    /// For whoever runs the server.
-    reason: Arc<str>,
-    /// For callers.
-    public_reason: Arc<str>,
-}
-
-impl From<&store::Error> for Failure {
-    fn from(error: &store::Error) -> Self {
-        Self { reason: error.to_string().into(), public_reason: error.for_callers().into() }
-    }
-}
-
 /// The acknowledgement of a command, sent when its changes are durable.
 #[derive(Debug, Clone)]
 pub struct Receipt {
@@ -144,6 +104,8 @@ struct TaskRequest {
     id: TaskId,
     by: Authority,
     command: Command,
+    /// Whether it waits while the store cannot be reached. What running work needs does; callers are told to try again.
+    waits: bool,
     receipt: oneshot::Sender<Result<Receipt, Error>>,
 }
 
@@ -164,7 +126,12 @@ struct Inner {
     session_wakeups: Arc<WakeUps<SessionId>>,
     clock: Arc<dyn Clock>,
     config: Config,
-    epoch: Epoch,
+    /// Changes only if this node lost its lease.
+    epoch: AtomicU64,
+    /// The other nodes, where several share the store.
+    cluster: Option<cluster::Membership>,
+    /// Whether the store cannot be reached just now.
+    away: AtomicBool,
     secret: [u8; 32],
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
@@ -177,6 +144,10 @@ struct Inner {
 }
 
 impl Inner {
+    fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Release);
+    }
+
     /// Records that nothing can be stored any more. The first reason stays.
     fn fail(&self, failure: Failure) {
         self.failed.send_if_modified(|failed| {
@@ -203,7 +174,7 @@ pub struct Engine(Arc<Inner>);
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("epoch", &self.0.epoch).finish_non_exhaustive()
+        f.debug_struct("Engine").field("epoch", &self.epoch()).finish_non_exhaustive()
     }
 }
 
@@ -214,6 +185,8 @@ impl Engine {
     /// When the store cannot be read.
     pub fn start(store: impl Store, clock: Arc<dyn Clock>, config: Config) -> Result<Self, store::Error> {
         let (queue, commands) = mpsc::channel(config.queue_len);
+        let cluster = store.cluster().map(|cluster| cluster::Membership::new(cluster, &clock));
+        let clock = cluster.as_ref().map_or(clock, |cluster| cluster.clock.clone());
         let inner = Arc::new(Inner {
             queue,
             reader: store.reader(),
@@ -222,7 +195,9 @@ impl Engine {
             session_wakeups: Arc::default(),
             clock,
             config,
-            epoch: store.epoch(),
+            epoch: AtomicU64::new(store.epoch().0),
+            cluster,
+            away: AtomicBool::new(false),
             secret: store.secret(),
             runs: runs::Runs::default(),
             timers: Arc::default(),
@@ -233,7 +208,9 @@ impl Engine {
             runtime: tokio::runtime::Handle::current(),
         });
         writer::spawn(store, &inner, commands)?;
-        Ok(Self(inner))
+        let engine = Self(inner);
+        cluster::begin(&engine);
+        Ok(engine)
     }
 
     /// Gives the engine its work. Calls can be made from now on.
@@ -252,6 +229,11 @@ impl Engine {
             return;
         }
         let engine = self.clone();
+        if self.is_shared() {
+            cluster::recover(self, seen);
+            self.0.runtime.spawn(timers::run(Arc::downgrade(&self.0)));
+            return;
+        }
         tokio::spawn(async move {
             // The timers start later: they must not fail an interrupted task for time in which nobody worked on it.
             recovery::recover(&engine, &seen).await;
@@ -270,6 +252,20 @@ impl Engine {
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.0.clock
+    }
+
+    /// The number of this start of the server.
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch(self.0.epoch.load(Ordering::Acquire))
+    }
+
+    /// Whether other nodes use the same store, so that what is in memory may be old.
+    fn is_shared(&self) -> bool {
+        self.0.cluster.is_some()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.0.clock.now()
     }
 
     /// Bounds on tasks.
@@ -297,8 +293,21 @@ impl Engine {
     /// # Errors
     /// When the state machine refuses, or nothing can be stored any more.
     pub async fn submit(&self, id: TaskId, by: Authority, command: Command) -> Result<Receipt, Error> {
+        let waits = !matches!(by, Authority::Caller(_));
+        self.submit_as(id, by, command, waits).await
+    }
+
+    /// The same for what nobody sends again: it waits while the store cannot be reached.
+    pub(crate) async fn submit_when_back(&self, id: TaskId, by: Authority, command: Command) -> Result<Receipt, Error> {
+        self.submit_as(id, by, command, true).await
+    }
+
+    async fn submit_as(&self, id: TaskId, by: Authority, command: Command, waits: bool) -> Result<Receipt, Error> {
+        if !waits && self.0.away.load(Ordering::Acquire) {
+            return Err(Error::Away);
+        }
         let (receipt, reply) = oneshot::channel();
-        self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, receipt })).await.map_err(|_| self.unavailable())?;
+        self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits, receipt })).await.map_err(|_| self.unavailable())?;
         reply.await.map_err(|_| self.unavailable())?
     }
 
@@ -321,9 +330,20 @@ impl Engine {
 
     /// The task, whoever owns it.
     pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
+        // Where nodes share a store nothing is cached there, and the store has the last word.
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task)),
             None => Ok(self.checked(self.0.reader.task(id))?.map(Arc::new)),
+        }
+    }
+
+    /// Reads what running work needs, or what nobody sends again. While the store cannot be reached, it waits.
+    pub(crate) async fn read_when_back<T>(&self, mut read: impl FnMut(&Self) -> Result<T, Error>) -> Result<T, Error> {
+        loop {
+            match read(self) {
+                Err(Error::Away) => self.0.clock.sleep(AWAY_DELAY).await,
+                done => return done,
+            }
         }
     }
 
@@ -371,9 +391,9 @@ impl Engine {
         resumed: &Continuation,
         notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Receipt, Error> {
-        let new = NewTask { continuation: resumed.to_payload(), ..NewTask::new(spec, request, self.0.epoch) };
+        let new = NewTask { continuation: resumed.to_payload(), ..NewTask::new(spec, request, self.epoch()) };
         let registration = notes.map(|notes| NoteRegistration::new(self, id, notes));
-        let receipt = self.submit(id, Authority::Engine, Command::Create(new)).await?;
+        let receipt = self.submit_as(id, Authority::Engine, Command::Create(new), false).await?;
         if let Some(registration) = registration.filter(|_| receipt.task.id == id) {
             registration.keep();
         }
@@ -418,14 +438,14 @@ impl Engine {
     }
 
     async fn create_ended_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        let new = NewTask::new(spec, request, self.0.epoch);
+        let new = NewTask::new(spec, request, self.epoch());
         let (made, ended) = (oneshot::channel(), oneshot::channel());
         // Both requests are queued together, so that they usually share a commit.
         let mut permits = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
         self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
         let requests = [
-            TaskRequest { id, by: Authority::Engine, command: Command::Create(new), receipt: made.0 },
-            TaskRequest { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), receipt: ended.0 },
+            TaskRequest { id, by: Authority::Engine, command: Command::Create(new), waits: true, receipt: made.0 },
+            TaskRequest { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), waits: true, receipt: ended.0 },
         ];
         for (request, permit) in requests.into_iter().zip(&mut permits) {
             permit.send(WriterRequest::Task(request));
@@ -482,7 +502,7 @@ impl Engine {
 
     /// Cancels the task that a caller made under this key, if there is one.
     pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
-        match self.0.reader.by_idempotency_key(caller, key) {
+        match self.0.reader.by_key(CallKey::Idempotency(caller, key)) {
             Ok(Some(id)) => self.cancel_soon(caller.clone(), id, reason),
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
@@ -492,14 +512,28 @@ impl Engine {
     /// Cancels a task without waiting for it.
     pub(crate) fn cancel_soon(&self, caller: CallerId, id: TaskId, reason: &'static str) {
         let engine = self.clone();
-        self.0.runtime.spawn(async move {
-            let reason = Some(reason.into());
-            match engine.submit(id, Authority::Caller(caller), Command::Cancel { reason }).await {
-                // It was never made, or is forgotten already: there is nothing to cancel.
-                Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
-                Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
+        self.0.runtime.spawn(async move { engine.cancel_now(caller, id, reason).await });
+    }
+
+    /// The same; what is submitted after this call is decided after it.
+    pub(crate) fn cancel_in_order(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        match self.0.queue.try_reserve() {
+            Ok(place) => {
+                let command = Command::Cancel { reason: Some(reason.into()) };
+                // Nobody waits for the receipt. If it cannot be cancelled, it has ended.
+                let receipt = oneshot::channel().0;
+                place.send(WriterRequest::Task(TaskRequest { id, by: Authority::Caller(caller), command, waits: true, receipt }));
             }
-        });
+            Err(_) => self.cancel_soon(caller, id, reason),
+        }
+    }
+
+    async fn cancel_now(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        match self.submit_when_back(id, Authority::Caller(caller), Command::Cancel { reason: Some(reason.into()) }).await {
+            // It was never made, or is forgotten already: there is nothing to cancel.
+            Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
+            Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
+        }
     }
 
     /// Whether nothing can be stored any more.
@@ -509,6 +543,9 @@ impl Engine {
     }
 
     fn unavailable(&self) -> Error {
+        if self.0.away.load(Ordering::Acquire) {
+            return Error::Away;
+        }
         Error::Unavailable(
             self.0.failed.borrow().as_ref().map_or_else(|| "it is shutting down".into(), |failure| failure.public_reason.clone()),
         )

@@ -31,7 +31,7 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
         Command::Create(_) => Some(CREATE_DIVISOR),
         Command::Append { .. } | Command::Save { .. } | Command::ReportStatus { .. } | Command::Ask { .. } => Some(ADD_DIVISOR),
         Command::Finish { .. } | Command::Answer(_) => Some(END_DIVISOR),
-        Command::Cancel { .. } | Command::Tick | Command::Recover(_) => None,
+        Command::Cancel { .. } | Command::Tick | Command::Recover { .. } => None,
     }
 }
 
@@ -47,6 +47,19 @@ pub(super) struct Quota {
 impl Quota {
     pub(super) fn new(used: Vec<(CallerId, Usage)>) -> Self {
         Self { used: used.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Forgets what callers have: other nodes change it.
+    pub(super) fn forget_usage(&mut self) {
+        self.used.clear();
+    }
+
+    pub(super) fn knows(&self, caller: &CallerId) -> bool {
+        self.used.contains_key(caller)
+    }
+
+    pub(super) fn set_usage(&mut self, caller: &CallerId, usage: Usage) {
+        self.used.insert(caller.clone(), usage);
     }
 
     /// Begins a batch; the disk has `free` bytes.

@@ -38,7 +38,7 @@ pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
 async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRecovered) -> Result<Option<usize>, Error> {
     let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE))?;
     let Some(last) = page.last().copied() else { return Ok(None) };
-    let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::Recover(engine.0.epoch))));
+    let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::recover(engine.epoch()))));
     let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();
     let mut changed = 0;
     for (id, receipt) in ids.into_iter().zip(futures_util::future::join_all(commands).await) {

@@ -19,7 +19,7 @@ use std::{
 use futures_util::FutureExt;
 use taskwire_core::{
     Attempt, Payload, QuestionKey, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, check_status, limit_result, timed_out},
+    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, check_status, limit_result, timed_out, wants},
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -29,7 +29,7 @@ use super::{
     exchange::{CallNote, Continuation, Phase, RunEnd},
     operator_log,
     output_buffer::OutputBuffer,
-    switch::Switch,
+    switch::{StopSignal, Switch},
 };
 
 /// One run of one tool.
@@ -53,7 +53,7 @@ pub struct Run {
     phase: std::sync::Mutex<Phase>,
     /// On when the run is no longer loose.
     settled: Switch,
-    stop: Arc<Switch>,
+    stop: Arc<StopSignal>,
     notes: Option<mpsc::Sender<CallNote>>,
     /// Dropped with the run.
     guard: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
@@ -155,7 +155,7 @@ impl Run {
     /// Whether the work must stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        self.stop.is_on()
+        self.stop.is_stopped()
     }
 
     /// Waits until the work must stop.
@@ -165,7 +165,7 @@ impl Run {
 
     /// Tells the work to stop.
     pub(super) fn stop(&self) {
-        self.stop.turn_on();
+        self.stop.stop();
     }
 
     /// Stops the work, or cancels the task that it became.
@@ -208,7 +208,11 @@ impl Run {
         let receipt = self.submit(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id], false);
         loop {
-            let task = self.engine.any_task(receipt.task.id)?.ok_or(Reject::NotFound)?;
+            let task = self.engine.read_when_back(|engine| engine.any_task(receipt.task.id)).await?.ok_or(Reject::NotFound)?;
+            // The answer is for the attempt that runs now.
+            if task.attempt != self.attempt {
+                return Err(Reject::Stale(self.attempt).into());
+            }
             if let Some(answer) = task.questions.get(key).and_then(|input| input.answer.clone()) {
                 return Ok(answer);
             }
@@ -275,7 +279,7 @@ impl Run {
             chunks: taken.chunks.clone(),
             status_report: status_report.clone(),
             checkpoint: taken.checkpoint.clone(),
-            ..NewTask::new(self.spec.clone(), self.arguments.clone(), self.engine.0.epoch)
+            ..NewTask::new(self.spec.clone(), self.arguments.clone(), self.engine.epoch())
         };
         let id = self.id;
         self.engine.0.runs.register(id, self.attempt, self.stop.clone(), &self.spec);
@@ -294,7 +298,7 @@ impl Run {
             let mut pending = self.output_buffer.lock();
             if let (Some((message, progress)), Ok(queue)) = (pending.become_task(), queue_permit) {
                 let (by, command) = (Authority::Attempt(self.attempt), Command::ReportStatus { message, progress });
-                queue.send(WriterRequest::Task(TaskRequest { id, by, command, receipt: oneshot::channel().0 }));
+                queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits: true, receipt: oneshot::channel().0 }));
             }
         }
         self.ensure_sending();
@@ -310,9 +314,17 @@ impl Run {
     async fn submit(self: &Arc<Self>, command: Command) -> Result<Receipt, Error> {
         self.check_not_stopped()?;
         match self.promote().await? {
-            Phase::Task(id) => self.engine.submit(id, Authority::Attempt(self.attempt), command).await,
+            Phase::Task(id) => self.submit_to(id, command).await,
             Phase::Loose | Phase::Done(_) => Err(Reject::Ended.into()),
         }
+    }
+
+    /// Submits a command to the task that this run is.
+    async fn submit_to(&self, id: TaskId, command: Command) -> Result<Receipt, Error> {
+        if self.stop.is_abandoned() {
+            return Err(Reject::Stale(self.attempt).into());
+        }
+        self.engine.submit(id, Authority::Attempt(self.attempt), command).await
     }
 
     /// Promotes a run that is about to fail, if it has written something: its output may explain the failure.
@@ -340,7 +352,7 @@ impl Run {
         let Phase::Task(id) = self.phase() else {
             let end = match end {
                 RunEnd::Outcome(outcome) => {
-                    let outcome = if self.spec.output_is_result { self.result_with_output(outcome) } else { outcome };
+                    let outcome = if self.spec.output_is_result { self.result_with_output(outcome).await } else { outcome };
                     let outcome = limit_result(outcome, self.engine.limits());
                     operator_log::call_ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
                     RunEnd::Outcome(outcome)
@@ -360,7 +372,8 @@ impl Run {
         // If earlier output was lost, nothing can be taken; `unreported_error` below has the reason.
         let mut chunks = self.take_output().unwrap_or_default().chunks;
         if self.spec.output_is_result {
-            chunks.extend(self.unwritten_result(id, &chunks, &outcome));
+            let unwritten = self.unwritten_result(id, &chunks, &outcome).await;
+            chunks.extend(unwritten);
         }
         let outcome = match (self.output_buffer.lock().unreported_error(), outcome) {
             (Some(error), Outcome::Completed { is_error: false, .. }) => {
@@ -369,7 +382,7 @@ impl Run {
             }
             (_, outcome) => outcome,
         };
-        match self.engine.submit(id, Authority::Attempt(self.attempt), Command::Finish { chunks, outcome }).await {
+        match self.submit_to(id, Command::Finish { chunks, outcome }).await {
             Ok(_) => {}
             // The task was cancelled, timed out or got a later attempt meanwhile: the first end wins.
             Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => {}
@@ -386,7 +399,10 @@ pub(super) async fn execute(run: Arc<Run>) {
     let grace = || run.engine.0.clock.sleep(run.engine.0.config.grace);
     let stopped = async {
         run.stopped().await;
-        grace().await;
+        // Another attempt may begin at any moment: this one must not go on.
+        if !run.stop.is_abandoned() {
+            grace().await;
+        }
     };
     let end = tokio::select! {
         biased;
@@ -425,17 +441,21 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 /// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
 pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
     let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(()) };
-    let reader = engine.reader();
-    let task = engine.any_task(id)?.ok_or(Reject::NotFound)?;
+    let task = engine.read_when_back(|engine| engine.any_task(id)).await?.ok_or(Reject::NotFound)?;
+    // Another node may have ended it, or taken it, before this run began.
+    if engine.is_shared() && (wants(&task).attempt != Some(attempt) || task.epoch != engine.epoch()) {
+        engine.0.runs.stop_unwanted(engine, &task);
+        return Ok(());
+    }
     let created = match engine.0.recent.created(id) {
         Some(created) => Some(created),
-        None => reader.event(id, Version(1))?,
+        None => engine.read_when_back(|engine| Ok(engine.reader().event(id, Version(1))?)).await?,
     };
     let Some(Event::Created { arguments, continuation, .. }) = created else { return Err(Reject::NotFound.into()) };
     let continuation = continuation.and_then(|payload| payload.read().ok()).unwrap_or_default();
     let checkpoint = match task.checkpoint_version {
         None => None,
-        Some(version) => match reader.event(id, version)? {
+        Some(version) => match engine.read_when_back(|engine| Ok(engine.reader().event(id, version)?)).await? {
             Some(Event::Saved { checkpoint }) => Some(checkpoint),
             // Without its checkpoint, the attempt would repeat work that is done.
             _ => return Err(crate::store::Error::corrupt_task(id, "its checkpoint is missing").into()),

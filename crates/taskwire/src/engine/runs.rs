@@ -1,7 +1,7 @@
 //! The running attempts: those that tasks want are started, all others are stopped (invariant I8).
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -11,38 +11,42 @@ use taskwire_core::{
 };
 use tokio::sync::watch;
 
-use super::{Engine, switch::Switch};
+use super::{Engine, switch::StopSignal};
 
 /// One attempt that runs or is about to.
 #[derive(Debug)]
 struct RunningAttempt {
     attempt: Attempt,
-    stop: Arc<Switch>,
-    /// Whether its work goes on without this process, so that a shutdown need not wait for it.
-    outlives_process: bool,
+    stop: Arc<StopSignal>,
+    on_interrupt: OnInterrupt,
 }
 
-fn outlives_process(spec: &Spec) -> bool {
-    spec.on_interrupt == OnInterrupt::Resume
+impl RunningAttempt {
+    /// Whether its work goes on without this process, so that a shutdown need not wait for it.
+    fn outlives_process(&self) -> bool {
+        self.on_interrupt == OnInterrupt::Resume
+    }
 }
 
 /// The running attempts, and how many of them end with this process.
 #[derive(Debug, Default)]
 struct Table {
-    running: HashMap<TaskId, RunningAttempt>,
+    running: BTreeMap<TaskId, RunningAttempt>,
     bound_to_process: usize,
+    /// Tasks whose attempts were stopped while the store could not be reached.
+    abandoned: BTreeSet<TaskId>,
 }
 
 impl Table {
     fn insert(&mut self, id: TaskId, running: RunningAttempt) {
         self.remove(id);
-        self.bound_to_process += usize::from(!running.outlives_process);
+        self.bound_to_process += usize::from(!running.outlives_process());
         self.running.insert(id, running);
     }
 
     fn remove(&mut self, id: TaskId) -> Option<RunningAttempt> {
         let removed = self.running.remove(&id)?;
-        self.bound_to_process -= usize::from(!removed.outlives_process);
+        self.bound_to_process -= usize::from(!removed.outlives_process());
         Some(removed)
     }
 }
@@ -73,9 +77,9 @@ impl Runs {
     }
 
     /// Registers a run that began before its task was made, so that it is not started again.
-    pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<Switch>, spec: &Spec) {
+    pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<StopSignal>, spec: &Spec) {
         let mut table = self.lock();
-        table.insert(id, RunningAttempt { attempt, stop, outlives_process: outlives_process(spec) });
+        table.insert(id, RunningAttempt { attempt, stop, on_interrupt: spec.on_interrupt });
         self.publish(&table);
     }
 
@@ -87,24 +91,77 @@ impl Runs {
     }
 
     /// The switch that stops this attempt, if it is still wanted.
-    pub(super) fn stop_switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<Switch>> {
+    pub(super) fn stop_switch(&self, id: TaskId, attempt: Attempt) -> Option<Arc<StopSignal>> {
         self.lock().running.get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
-    /// Starts the attempt that `task` wants and stops any other. An attempt of an earlier epoch is not started: recovery decides
-    /// what becomes of it.
-    pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>) {
-        let wanted = wants(task).attempt.filter(|_| task.epoch == engine.0.epoch);
+    pub(super) fn contains(&self, id: TaskId) -> bool {
+        self.lock().running.contains_key(&id)
+    }
+
+    pub(super) fn ids(&self) -> Vec<TaskId> {
+        self.lock().running.keys().copied().collect()
+    }
+
+    /// Stops the run of a task that is no longer there.
+    pub(super) fn stop(&self, id: TaskId) {
+        let mut table = self.lock();
+        if let Some(old) = table.remove(id) {
+            old.stop.stop();
+        }
+        self.publish(&table);
+    }
+
+    /// Stops all runs: their tasks belong to other nodes now.
+    pub(super) fn abandon_all(&self) {
+        let mut table = self.lock();
+        for (_, running) in std::mem::take(&mut table.running) {
+            running.stop.abandon();
+        }
+        (table.bound_to_process, table.abandoned) = (0, BTreeSet::new());
+        self.publish(&table);
+    }
+
+    /// Stops the runs whose tasks another node could run again. Any other goes on: no second attempt of it can begin elsewhere. Says whether
+    /// there was one.
+    pub(super) fn abandon_what_others_may_run(&self) -> bool {
+        let mut table = self.lock();
+        let may_run = |running: &RunningAttempt| running.on_interrupt == OnInterrupt::Retry;
+        let ids: Vec<TaskId> = table.running.iter().filter(|(_, running)| may_run(running)).map(|(id, _)| *id).collect();
+        for id in &ids {
+            if let Some(running) = table.remove(*id) {
+                running.stop.abandon();
+                table.abandoned.insert(*id);
+            }
+        }
+        self.publish(&table);
+        !ids.is_empty()
+    }
+
+    /// The tasks whose attempts were stopped while the store could not be reached.
+    pub(super) fn take_abandoned(&self) -> BTreeSet<TaskId> {
+        std::mem::take(&mut self.lock().abandoned)
+    }
+
+    /// Stops every attempt of `task` but the one that it wants.
+    pub(super) fn stop_unwanted(&self, engine: &Engine, task: &Arc<Task>) {
+        self.reconcile(engine, task, false);
+    }
+
+    /// The same, and starts the attempt that `task` wants if that has just `begun`: no attempt is started twice. An attempt of another epoch
+    /// is not started: recovery decides what becomes of it.
+    pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>, begun: bool) {
+        let wanted = wants(task).attempt.filter(|_| task.epoch == engine.epoch());
         let mut table = self.lock();
         let running = table.running.get(&task.id).map(|running| running.attempt);
-        if running == wanted {
+        if running == wanted || (running.is_none() && !begun) {
             return;
         }
         if let Some(old) = table.remove(task.id) {
-            old.stop.turn_on();
+            old.stop.stop();
         }
-        if let Some(attempt) = wanted {
-            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), outlives_process: outlives_process(&task.spec) });
+        if let Some(attempt) = wanted.filter(|_| begun) {
+            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt: task.spec.on_interrupt });
             engine.spawn_attempt(task.id, attempt);
         }
         self.publish(&table);

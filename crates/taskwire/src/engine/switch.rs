@@ -32,6 +32,38 @@ impl Switch {
     }
 }
 
+/// Tells the work of an attempt to stop.
+#[derive(Debug, Default)]
+pub(super) struct StopSignal {
+    stopped: Switch,
+    abandoned: AtomicBool,
+}
+
+impl StopSignal {
+    pub(super) fn stop(&self) {
+        self.stopped.turn_on();
+    }
+
+    /// Stops the work, and keeps it from changing its task any more: another attempt may run.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.stop();
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.is_on()
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// Waits until the work must stop.
+    pub(super) async fn wait(&self) {
+        self.stopped.wait().await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -19,7 +19,7 @@ use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{SqliteStore, TaskWrite},
+    store::{SqliteStore, TaskWrite, Written},
     testing::TempDir,
 };
 
@@ -106,23 +106,25 @@ fn fails(fault: &AtomicBool) -> Result<(), store::Error> {
 }
 
 impl Store for TestStore {
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
+    const BLOCKS: bool = true;
+
+    async fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         fails(&self.faults.load)?;
-        self.store.load(id)
+        self.store.load(id).await
     }
 
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
-        self.store.stored_bytes(id)
+    async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, store::Error> {
+        self.store.stored_bytes(id).await
     }
 
-    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), store::Error> {
+    async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, store::Error> {
         fails(&self.faults.commit)?;
-        if let Some((began, go)) = &self.pace {
+        if let Some((began, go)) = &mut self.pace {
             // Errors mean that the test is over.
-            let _ = began.blocking_send(writes.len());
+            let _ = began.send(writes.len()).await;
             let _ = go.recv();
         }
-        self.store.commit(writes, sessions)
+        self.store.commit(writes, sessions).await
     }
 
     fn reclaim(&mut self) -> Result<bool, store::Error> {

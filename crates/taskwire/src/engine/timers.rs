@@ -21,6 +21,8 @@ use super::{Engine, Error, Inner};
 const PAGE: usize = 256;
 /// How long to wait after the store could not be read.
 pub(super) const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How often to look at least, where nodes share a store.
+const SHARED_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Timers {
@@ -68,6 +70,8 @@ pub(super) async fn run(inner: Weak<Inner>) {
                 clock.now().after(RETRY_DELAY)
             }
         };
+        // Other nodes make tasks too, and may be gone when those are due.
+        let next = if engine.is_shared() { next.min(clock.now().after(SHARED_INTERVAL)) } else { next };
         drop(engine);
         wait(&timers, async { clock.sleep_until(next).await }, next).await;
     }

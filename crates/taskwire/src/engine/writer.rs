@@ -1,30 +1,33 @@
-//! The single writer: the only thread that changes tasks.
+//! The single writer of a node: the only code that changes tasks.
 //!
 //! It takes all queued requests, decides them, commits once, and only then starts or stops work, sends receipts and wakes
-//! readers (invariant I3). A failed commit ends it: it must not acknowledge what might not be stored.
+//! readers (invariant I3). Where several nodes share a store, another one may have changed a task meanwhile: the store refuses what was
+//! decided on an older version, and the writer decides again.
+
+mod batch;
+mod in_doubt;
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::HashMap,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use taskwire_core::{
-    CallerId, Epoch, Limits, Payload, SessionId, TaskId, Timestamp, Version,
-    task::{Command, Event, NewTask, Outcome, Reject, RpcError, Task, create, decide, evolve, wants},
+    Limits, Payload, SessionId, TaskId, Timestamp, Version,
+    task::{Command, Event, NewTask, Outcome, Reject, RpcError, Spec, Task, create, decide, evolve, wants},
     wire::code,
 };
-use tokio::sync::{
-    mpsc::{self, error::TryRecvError},
-    oneshot,
-};
+use tokio::sync::mpsc::{self, error::TryRecvError};
 
+use self::batch::{Batch, Decided};
 use super::{
-    Engine, Error, Failure, Inner, Receipt, TaskRequest, WriterRequest, operator_log,
+    Engine, Failure, Inner, TaskRequest, WriterRequest, operator_log,
     quota::Quota,
     recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
 use crate::{
-    store::{self, SessionChange, Store, TaskWrite, Usage},
+    store::{self, CallKey, Changes, Cluster, ErrorKind, Store, TaskWrite, Usage, Written},
     wakeup::ChangeKind,
 };
 
@@ -32,24 +35,36 @@ use crate::{
 const BATCH_MAX: usize = 512;
 /// Tasks kept in memory by the writer; any other is loaded when needed.
 const CACHE_MAX: usize = 16_384;
+/// How long the writer waits before it tries again to reach the store: the first time, and at most.
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(50);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
+/// How often requests are decided again because other nodes changed their tasks.
+const ROUNDS_MAX: usize = 1_000;
 
-pub(super) fn spawn(store: impl Store, inner: &Arc<Inner>, commands: mpsc::Receiver<WriterRequest>) -> Result<(), store::Error> {
-    let (quota, epoch) = (Quota::new(store.reader().usage()?), store.epoch());
-    let writer = Writer { store, engine: Arc::downgrade(inner), cache: HashMap::new(), quota, epoch, may_reclaim: true };
+pub(super) fn spawn<S: Store>(store: S, inner: &Arc<Inner>, commands: mpsc::Receiver<WriterRequest>) -> Result<(), store::Error> {
+    let cluster = store.cluster();
+    // Where nodes share a store, what a caller has is counted in the store.
+    let quota = if cluster.is_some() { Quota::default() } else { Quota::new(store.reader().usage()?) };
+    let writer = Writer { store, cluster, engine: Arc::downgrade(inner), cache: HashMap::new(), quota, may_reclaim: true };
+    let runtime = inner.runtime.clone();
+    if !S::BLOCKS {
+        runtime.spawn(writer.run(commands));
+        return Ok(());
+    }
     std::thread::Builder::new()
         .name("taskwire-writer".to_owned())
-        .spawn(move || writer.run(commands))
+        .spawn(move || runtime.block_on(writer.run(commands)))
         .map(drop)
         .map_err(|source| store::Error::File { path: "a thread for the writer".to_owned(), source })
 }
 
 struct Writer<S> {
     store: S,
+    cluster: Option<Arc<dyn Cluster>>,
     engine: Weak<Inner>,
-    /// Tasks as of the last decision. Ahead of the store only within a batch.
+    /// Tasks as of the last decision. Ahead of the store only within a batch, and behind it only if another node changed them.
     cache: HashMap<TaskId, Arc<Task>>,
     quota: Quota,
-    epoch: Epoch,
     /// Whether the store may have unused space to give back.
     may_reclaim: bool,
 }
@@ -66,35 +81,21 @@ impl Drop for FailOnDrop {
     }
 }
 
-type Decision = Result<Receipt, Error>;
-
-/// What one batch writes, and who waits for it.
-#[derive(Default)]
-struct Batch {
-    writes: Vec<TaskWrite>,
-    receipts: Vec<(oneshot::Sender<Decision>, Decision)>,
-    sessions: Vec<SessionChange>,
-    session_receipts: Vec<oneshot::Sender<()>>,
-    /// Idempotency keys that this batch uses for the first time.
-    keys: HashMap<(CallerId, Arc<str>), (TaskId, Payload)>,
-    /// Tasks that this batch forgets.
-    expired: HashSet<TaskId>,
-}
-
-impl Batch {
-    /// The last write of a task in this batch.
-    fn last_write(&self, id: TaskId) -> Option<&TaskWrite> {
-        self.writes.iter().rev().find(|write| write.task.id == id)
-    }
-}
-
 impl<S: Store> Writer<S> {
-    fn run(mut self, mut commands: mpsc::Receiver<WriterRequest>) {
+    async fn run(mut self, mut commands: mpsc::Receiver<WriterRequest>) {
         let _alarm = FailOnDrop(self.engine.clone());
-        while let Some(first) = self.next(&mut commands) {
+        while let Some(first) = self.next(&mut commands).await {
             let Some(inner) = self.engine.upgrade() else { return };
             let engine = Engine(inner);
-            if let Err(error) = self.commit_batch(&engine, first, &mut commands) {
+            let mut requests = vec![first];
+            while requests.len() < BATCH_MAX
+                && let Ok(request) = commands.try_recv()
+            {
+                requests.push(request);
+            }
+            if let Err(error) = self.carry_out(&engine, requests).await {
+                // Before the receipts are dropped, so that whoever waits for one learns the reason.
+                engine.0.fail(Failure::from(&error));
                 // Closing the queue tells every waiter that nothing more is stored.
                 tracing::error!(%error, "the store failed: no more tasks are accepted");
                 return;
@@ -103,7 +104,7 @@ impl<S: Store> Writer<S> {
     }
 
     /// The next request. While there is none, the store gives unused space back, step by step.
-    fn next(&mut self, commands: &mut mpsc::Receiver<WriterRequest>) -> Option<WriterRequest> {
+    async fn next(&mut self, commands: &mut mpsc::Receiver<WriterRequest>) -> Option<WriterRequest> {
         while self.may_reclaim {
             match commands.try_recv() {
                 Ok(request) => return Some(request),
@@ -120,45 +121,194 @@ impl<S: Store> Writer<S> {
                 },
             }
         }
-        commands.blocking_recv()
+        commands.recv().await
     }
 
-    fn commit_batch(
-        &mut self,
-        engine: &Engine,
-        first: WriterRequest,
-        commands: &mut mpsc::Receiver<WriterRequest>,
-    ) -> Result<(), store::Error> {
-        let now = engine.0.clock.now();
+    /// Carries out requests: decides and commits them until none is left. Fails only if nothing more can be stored.
+    async fn carry_out(&mut self, engine: &Engine, mut requests: Vec<WriterRequest>) -> Result<(), store::Error> {
+        let (mut delay, mut rounds) = (RETRY_DELAY_MIN, 0);
+        while !requests.is_empty() {
+            let mut batch = self.decide_all(engine, requests).await;
+            let committed = match batch.is_empty() {
+                true => Ok(Vec::new()),
+                false => self.store.commit(&batch.writes, &batch.sessions).await,
+            };
+            let mut away = !batch.later.is_empty();
+            let written = match committed {
+                Ok(written) => written,
+                Err(error) => {
+                    if !matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "nothing can be stored just now: trying again");
+                    away = true;
+                    engine.0.set_away(true);
+                    batch.refuse_callers();
+                    match error.kind() {
+                        ErrorKind::InDoubt => in_doubt::find_out(engine, &mut self.store, &batch).await?,
+                        _ => batch.nothing_written(),
+                    }
+                }
+            };
+            requests = self.take_back(&mut batch, &written);
+            // What is left of the batch is durable now; nothing below may move above the commit.
+            self.publish(engine, batch);
+            engine.0.set_away(away);
+            if away {
+                batch::refuse_callers(&mut requests);
+                engine.0.clock.sleep(delay).await;
+                delay = (delay * 2).min(RETRY_DELAY_MAX);
+            }
+            rounds += usize::from(!away);
+            if rounds >= ROUNDS_MAX {
+                // Dropping the requests tells whoever waits for them.
+                tracing::error!(count = requests.len(), "other nodes change these tasks without end: giving up");
+                break;
+            }
+        }
+        engine.0.set_away(false);
+        Ok(())
+    }
+
+    /// Takes those requests out of a batch whose writes were not carried out, or that relied on such a write, and forgets what they
+    /// would have changed.
+    fn take_back(&mut self, batch: &mut Batch, written: &[Written]) -> Vec<WriterRequest> {
+        let (refused, requests) = batch.take_refused(written);
+        for decided in refused {
+            self.cache.remove(&decided.task);
+            if let Some((caller, was, is)) = decided.usage {
+                self.quota.record_change(&caller, is, was);
+            }
+        }
+        requests
+    }
+
+    /// Decides requests, each on what those before it lead to.
+    async fn decide_all(&mut self, engine: &Engine, requests: Vec<WriterRequest>) -> Batch {
+        let now = engine.now();
         let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
         self.quota.begin_batch(free, engine.limits());
+        if self.cluster.is_some() {
+            self.quota.forget_usage();
+        }
         let mut batch = Batch::default();
-        let mut next = Some(first);
-        while let Some(request) = next {
-            let envelope = match request {
-                WriterRequest::Task(envelope) => envelope,
+        for request in requests {
+            let request = match request {
+                WriterRequest::Task(request) => request,
                 WriterRequest::Session(change, receipt) => {
                     batch.sessions.push(change);
                     batch.session_receipts.push(receipt);
-                    next = if batch.sessions.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
                     continue;
                 }
             };
-            // A failed read concerns this command alone; only a failed commit ends the writer.
-            let result = self.decide(engine, &envelope, now, &mut batch).unwrap_or_else(|error| Err(error.into()));
-            batch.receipts.push((envelope.receipt, result));
-            next = if batch.receipts.len() < BATCH_MAX { commands.try_recv().ok() } else { None };
+            match self.decide(engine, &request, now, &mut batch).await {
+                Ok(decided) => batch.add(request, decided),
+                // A failed read concerns this command alone; only a failed commit ends the writer.
+                Err(error) if error.kind() == ErrorKind::Away && request.waits => batch.later.push(WriterRequest::Task(request)),
+                Err(error) => batch.add(request, Decided::rejected(error.into())),
+            }
         }
-        if !(batch.writes.is_empty() && batch.sessions.is_empty())
-            && let Err(error) = self.store.commit(&batch.writes, &batch.sessions)
+        batch
+    }
+
+    async fn decide(&mut self, engine: &Engine, request: &TaskRequest, now: Timestamp, batch: &mut Batch) -> Result<Decided, store::Error> {
+        if let Command::Create(new) = &request.command
+            && let Some(earlier) = self.task_under_key(engine, new, batch).await?
         {
-            // Before the receipts are dropped, so that whoever waits for one learns the reason.
-            engine.0.fail(Failure::from(&error));
-            return Err(error);
+            return Ok(earlier);
         }
-        // The batch is durable now; nothing below may move above the commit.
+        let (before, is_current) = self.task_before(request, batch).await?;
+        let decided = self.decide_on(engine, request, before, now, batch).await?;
+        // Another node may have changed a cached task. A write would be refused then, so only what writes nothing must be decided anew.
+        if decided.write.is_some() || is_current {
+            return Ok(decided);
+        }
+        self.cache.remove(&request.id);
+        let before = self.load(request.id).await?;
+        self.decide_on(engine, request, before, now, batch).await
+    }
+
+    /// The task that a request is about, and whether it is certain that no other node has changed it.
+    async fn task_before(&mut self, request: &TaskRequest, batch: &Batch) -> Result<(Option<Arc<Task>>, bool), store::Error> {
+        if matches!(request.command, Command::Create(_)) {
+            return Ok((None, true));
+        }
+        // What this batch makes of it comes first. If that is refused, all that was decided on it is decided again.
+        if let Some(write) = batch.write_of(request.id) {
+            return Ok((Some(write.task.clone()), true));
+        }
+        match self.cache.get(&request.id) {
+            Some(task) => Ok((Some(task.clone()), self.cluster.is_none())),
+            None => Ok((self.load(request.id).await?, true)),
+        }
+    }
+
+    async fn decide_on(
+        &mut self,
+        engine: &Engine,
+        request: &TaskRequest,
+        before: Option<Arc<Task>>,
+        now: Timestamp,
+        batch: &mut Batch,
+    ) -> Result<Decided, store::Error> {
+        let TaskRequest { id, by, command, .. } = request;
+        let limits = engine.limits();
+        let mut events = match decide(before.as_deref(), by, command, now, limits) {
+            Ok(events) => events,
+            Err(reject) => return Ok(Decided::rejected(reject.into())),
+        };
+        if events.is_empty() {
+            return Ok(Decided::unchanged(before.expect("only a task that exists can stay as it is")));
+        }
+        let mut task = apply(*id, before.as_deref(), &events, now);
+        let was = match before.as_deref() {
+            None => Usage::default(),
+            Some(before) if before.ended.is_some() => Usage { open: 0, bytes: self.ended_bytes(*id, batch).await? },
+            Some(before) => self.usage_of(engine, before, limits),
+        };
+        let forgotten = matches!(events.last(), Some(Event::Expired));
+        let mut is = if forgotten { Usage::default() } else { self.usage_of(engine, &task, limits) };
+        self.read_usage(&task.spec).await?;
+        if let Err(reject) = self.quota.admit(&task.spec.caller, command, was, is, limits) {
+            let Command::Finish { .. } = command else { return Ok(Decided::rejected(reject.into())) };
+            // The work has ended, so the task must end too: it fails with a short error.
+            let failed = Outcome::Failed(RpcError { code: code::UNAVAILABLE, message: reject.to_string(), data: None });
+            events = match decide(before.as_deref(), by, &Command::finish(failed), now, limits) {
+                Ok(events) => events,
+                Err(reject) => return Ok(Decided::rejected(reject.into())),
+            };
+            task = apply(*id, before.as_deref(), &events, now);
+            is = self.usage_of(engine, &task, limits);
+        }
+        let task = Arc::new(task);
+        self.quota.record_change(&task.spec.caller, was, is);
+        self.keep(&task);
+        if forgotten {
+            batch.expired.insert(*id);
+        }
+        if let Command::Create(new) = command {
+            batch.add_keys(&task, &new.arguments);
+        }
+        let stale_checkpoint = before.as_ref().and_then(|before| before.checkpoint_version);
+        let write = batch.write(TaskWrite {
+            task: task.clone(),
+            first_version: before.as_ref().map_or(Version(1), |before| before.version.next()),
+            at: now,
+            stale_checkpoints: stale_checkpoint.filter(|stale| Some(*stale) != task.checkpoint_version).into_iter().collect(),
+            dropped_bytes: task.dropped_bytes(limits),
+            outbox_max: limits.changes_per_session,
+            stored_bytes: is.bytes,
+            events,
+        });
+        Ok(Decided::written(task, write, (was, is)))
+    }
+
+    /// Acts on what is durable: readers can see it, work starts and stops, receipts go out, and whoever waits is woken.
+    fn publish(&mut self, engine: &Engine, batch: Batch) {
         self.may_reclaim |= !batch.expired.is_empty();
-        let changed: Vec<Arc<Task>> = batch.writes.iter().map(|write| write.task.clone()).collect();
+        let begins = |event: &Event| matches!(event, Event::Created { .. } | Event::Started { .. });
+        let changed: Vec<(Arc<Task>, bool)> =
+            batch.writes.iter().map(|write| (write.task.clone(), write.events.iter().any(begins))).collect();
         let outboxes: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
         for write in &batch.writes {
             if let (Some(outcome), Some((at, version))) = (&write.task.outcome, write.task.ended)
@@ -168,104 +318,37 @@ impl<S: Store> Writer<S> {
             }
         }
         let changes: Vec<(TaskId, ChangeKind)> = batch.writes.iter().map(|write| (write.task.id, change_kind(&write.events))).collect();
-        for write in merge_by_task(batch.writes) {
-            engine.0.recent.put(write);
+        if self.cluster.is_none() {
+            for write in batch.writes {
+                engine.0.recent.put(write);
+            }
         }
         // Runs start before receipts go out: once a caller knows of a task, the engine is not idle.
-        for task in &changed {
-            engine.0.runs.reconcile(engine, task);
+        for (task, begun) in &changed {
+            engine.0.runs.reconcile(engine, task, *begun);
             if let Some(due) = wants(task).due {
                 engine.0.timers.arm(due);
             }
         }
-        for (receipt, result) in batch.receipts {
-            let _ = receipt.send(result);
+        for decided in batch.decided {
+            let _ = decided.request.receipt.send(decided.decision);
         }
         for receipt in batch.session_receipts {
             let _ = receipt.send(());
         }
+        if let Some(cluster) = self.cluster.as_ref().filter(|_| !changes.is_empty()) {
+            cluster.announce(Changes::Of(changes.iter().map(|(id, _)| *id).collect(), outboxes.clone()));
+        }
         engine.0.task_wakeups.wake(changes.into_iter());
         engine.0.session_wakeups.wake(outboxes.into_iter().map(|id| (id, ChangeKind::Task)));
         self.trim(&changed);
-        Ok(())
     }
 
-    fn decide(&mut self, engine: &Engine, envelope: &TaskRequest, now: Timestamp, batch: &mut Batch) -> Result<Decision, store::Error> {
-        let TaskRequest { id, by, command, .. } = envelope;
-        if let Command::Create(new) = command
-            && let Some(earlier) = self.task_under_key(engine, new, batch)?
-        {
-            return Ok(earlier);
-        }
-        let before = match command {
-            Command::Create(_) => None,
-            _ => match self.cache.get(id) {
-                Some(task) => Some(task.clone()),
-                // A task that is not cached may have changed in this batch.
-                None => match batch.last_write(*id) {
-                    Some(write) => Some(write.task.clone()),
-                    None => self.load(*id)?,
-                },
-            },
-        };
-        let limits = engine.limits();
-        let mut events = match decide(before.as_deref(), by, command, now, limits) {
-            Ok(events) => events,
-            Err(reject) => return Ok(Err(reject.into())),
-        };
-        if events.is_empty() {
-            let task = before.expect("only a task that exists can stay as it is");
-            return Ok(Ok(Receipt { task, changed: false }));
-        }
-        let mut task = apply(*id, before.as_deref(), &events, now);
-        let was = match before.as_deref() {
-            None => Usage::default(),
-            Some(before) if before.ended.is_some() => Usage { open: 0, bytes: self.ended_bytes(*id, batch)? },
-            Some(before) => self.usage_of(before, limits),
-        };
-        let forgotten = matches!(events.last(), Some(Event::Expired));
-        let mut is = if forgotten { Usage::default() } else { self.usage_of(&task, limits) };
-        if let Err(reject) = self.quota.admit(&task.spec.caller, command, was, is, limits) {
-            let Command::Finish { .. } = command else { return Ok(Err(reject.into())) };
-            // The work has ended, so the task must end too: it fails with a short error.
-            let failed = Outcome::Failed(RpcError { code: code::UNAVAILABLE, message: reject.to_string(), data: None });
-            events = match decide(before.as_deref(), by, &Command::finish(failed), now, limits) {
-                Ok(events) => events,
-                Err(reject) => return Ok(Err(reject.into())),
-            };
-            task = apply(*id, before.as_deref(), &events, now);
-            is = self.usage_of(&task, limits);
-        }
-        let task = Arc::new(task);
-        self.quota.record_change(&task.spec.caller, was, is);
-        self.keep(&task);
-        if forgotten {
-            batch.expired.insert(*id);
-        }
-        if let (Command::Create(new), Some(key)) = (command, &task.spec.idempotency_key) {
-            batch.keys.insert((task.spec.caller.clone(), key.clone()), (*id, new.arguments.clone()));
-        }
-        batch.writes.push(TaskWrite {
-            task: task.clone(),
-            first_version: before.as_ref().map_or(Version(1), |before| before.version.next()),
-            at: now,
-            stale_checkpoint: before
-                .as_ref()
-                .and_then(|before| before.checkpoint_version)
-                .filter(|stale| Some(*stale) != task.checkpoint_version),
-            dropped_bytes: task.dropped_bytes(limits),
-            outbox_max: limits.changes_per_session,
-            stored_bytes: is.bytes,
-            events,
-        });
-        Ok(Ok(Receipt { task, changed: true }))
-    }
-
-    fn load(&mut self, id: TaskId) -> Result<Option<Arc<Task>>, store::Error> {
+    async fn load(&mut self, id: TaskId) -> Result<Option<Arc<Task>>, store::Error> {
         if let Some(task) = self.cache.get(&id) {
             return Ok(Some(task.clone()));
         }
-        let task = self.store.load(id)?.map(Arc::new);
+        let task = self.store.load(id).await?.map(Arc::new);
         if let Some(task) = task.as_ref().filter(|task| task.ended.is_none()) {
             self.keep(task);
         }
@@ -281,49 +364,73 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// The task that an earlier call made under the same idempotency key, if there was one.
-    fn task_under_key(&mut self, engine: &Engine, new: &NewTask, batch: &Batch) -> Result<Option<Decision>, store::Error> {
-        let Some(key) = new.spec.idempotency_key.clone() else { return Ok(None) };
-        let (id, request) = match batch.keys.get(&(new.spec.caller.clone(), key.clone())) {
-            Some((id, request)) => (*id, Some(request.clone())),
-            // Only this thread commits, so a reader sees the same as the store.
-            None => match engine.reader().by_idempotency_key(&new.spec.caller, &key)? {
-                Some(id) if !batch.expired.contains(&id) => match engine.reader().event(id, Version(1))? {
-                    Some(Event::Created { arguments: request, .. }) => (id, Some(request)),
-                    _ => (id, None),
+    /// The task that an earlier call made under one of the same keys, if there was one.
+    async fn task_under_key(&mut self, engine: &Engine, new: &NewTask, batch: &Batch) -> Result<Option<Decided>, store::Error> {
+        for key in CallKey::of(&new.spec) {
+            let (id, arguments) = match batch.by_key(key) {
+                Some((id, arguments)) => (id, Some(arguments)),
+                None => match engine.reader().by_key(key)? {
+                    Some(id) if !batch.expired.contains(&id) => (id, None),
+                    _ => continue,
                 },
-                _ => return Ok(None),
-            },
-        };
-        // A task of this batch is not stored yet.
-        let task = match batch.last_write(id) {
-            Some(write) => Some(write.task.clone()),
-            None => self.load(id)?,
-        };
-        let Some(task) = task else { return Ok(None) };
-        let request = request.ok_or_else(|| store::Error::corrupt_task(id, "its beginning is missing"))?;
-        let same = task.spec.tool == new.spec.tool && same_json(&request, &new.arguments);
-        Ok(Some(if same { Ok(Receipt { task, changed: false }) } else { Err(Reject::IdempotencyKeyReused(key.to_string()).into()) }))
+            };
+            // A task of this batch is not stored yet.
+            let task = match batch.write_of(id) {
+                Some(write) => Some(write.task.clone()),
+                None => self.load(id).await?,
+            };
+            let Some(task) = task else { continue };
+            let CallKey::Idempotency(_, key) = key else {
+                // The fingerprint is that of the tool and the arguments. A call joins only what runs.
+                if task.ended.is_some() {
+                    continue;
+                }
+                return Ok(Some(Decided::unchanged(task)));
+            };
+            let arguments = match arguments {
+                Some(arguments) => arguments,
+                None => match engine.reader().event(id, Version(1))? {
+                    Some(Event::Created { arguments, .. }) => arguments,
+                    _ => return Err(store::Error::corrupt_task(id, "its beginning is missing")),
+                },
+            };
+            let same = task.spec.tool == new.spec.tool && same_json(&arguments, &new.arguments);
+            let reused = || Decided::rejected(Reject::IdempotencyKeyReused(key.to_owned()).into());
+            return Ok(Some(if same { Decided::unchanged(task) } else { reused() }));
+        }
+        Ok(None)
     }
 
-    /// What a task adds to the usage of its caller. The bytes of an open one of an earlier start count when it is recovered.
-    fn usage_of(&self, task: &Task, limits: &Limits) -> Usage {
+    /// Reads what a caller has stored, where other nodes store for it, too.
+    async fn read_usage(&mut self, spec: &Spec) -> Result<(), store::Error> {
+        if let Some(cluster) = &self.cluster
+            && !self.quota.knows(&spec.caller)
+        {
+            let usage = cluster.usage_of(&spec.caller).await?;
+            self.quota.set_usage(&spec.caller, usage);
+        }
+        Ok(())
+    }
+
+    /// What a task adds to the usage of its caller. Where this is the only node, the bytes of an open one of an earlier start count when it
+    /// is recovered.
+    fn usage_of(&self, engine: &Engine, task: &Task, limits: &Limits) -> Usage {
         let is_open = task.ended.is_none();
-        let bytes = if is_open && task.epoch < self.epoch { 0 } else { task.stored_bytes(limits) };
-        Usage { open: is_open.into(), bytes }
+        let is_uncounted = is_open && self.cluster.is_none() && task.epoch < engine.epoch();
+        Usage { open: is_open.into(), bytes: if is_uncounted { 0 } else { task.stored_bytes(limits) } }
     }
 
     /// The bytes that an ended task counts as. They were fixed at its end: the limits may have changed since.
-    fn ended_bytes(&mut self, id: TaskId, batch: &Batch) -> Result<u64, store::Error> {
-        match batch.last_write(id) {
+    async fn ended_bytes(&mut self, id: TaskId, batch: &Batch) -> Result<u64, store::Error> {
+        match batch.write_of(id) {
             Some(write) => Ok(write.stored_bytes),
-            None => self.store.stored_bytes(id),
+            None => self.store.stored_bytes(id).await,
         }
     }
 
     /// Removes ended tasks from the cache, and half of the others if there are too many.
-    fn trim(&mut self, changed: &[Arc<Task>]) {
-        for task in changed.iter().filter(|task| task.ended.is_some()) {
+    fn trim(&mut self, changed: &[(Arc<Task>, bool)]) {
+        for (task, _) in changed.iter().filter(|(task, _)| task.ended.is_some()) {
             self.cache.remove(&task.id);
         }
         if self.cache.len() > CACHE_MAX {
@@ -334,30 +441,6 @@ impl<S: Store> Writer<S> {
             });
         }
     }
-}
-
-/// Merges the writes of each task, so that a reader sees all or nothing of a batch.
-fn merge_by_task(writes: Vec<TaskWrite>) -> Vec<TaskWrite> {
-    if writes.len() < 2 {
-        return writes;
-    }
-    let (mut merged, mut positions): (Vec<TaskWrite>, HashMap<TaskId, usize>) = (Vec::with_capacity(writes.len()), HashMap::new());
-    for write in writes {
-        match positions.entry(write.task.id) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(merged.len());
-                merged.push(write);
-            }
-            Entry::Occupied(occupied) => {
-                let earlier = &mut merged[*occupied.get()];
-                earlier.task = write.task;
-                earlier.events.extend(write.events);
-                earlier.dropped_bytes = write.dropped_bytes;
-                earlier.stored_bytes = write.stored_bytes;
-            }
-        }
-    }
-    merged
 }
 
 fn change_kind(events: &[Event]) -> ChangeKind {

@@ -171,7 +171,7 @@ impl From<engine::Error> for Fault {
             }
             engine::Error::Rejected(reject @ Reject::Limit { .. }) => Self::limit(reject.to_string()),
             engine::Error::Rejected(reject) => Self::params(reject.to_string()),
-            engine::Error::Unavailable(_) => Self::new(503, code::UNAVAILABLE, error.to_string()),
+            engine::Error::Unavailable(_) | engine::Error::Away => Self::new(503, code::UNAVAILABLE, error.to_string()),
             engine::Error::Corrupt(_) => Self::internal(error.to_string()),
         }
     }

@@ -7,7 +7,9 @@ mod busy;
 mod checksum;
 mod data_dir;
 mod disk_space;
+mod error;
 mod files;
+mod memory;
 mod page;
 mod session;
 mod sqlite;
@@ -16,14 +18,18 @@ mod sqlite_read;
 mod suite;
 mod wal;
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{future::Future, ops::Range, sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
 
 use taskwire_core::{
     CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
-    task::{Blocks, Event, Task},
+    task::{Blocks, Event, Spec, Task},
 };
 
 pub(crate) use disk_space::free_bytes;
+pub use error::{DatabaseError, Error, ErrorKind};
+pub use memory::{Memory, MemoryStore};
 pub use page::{Cursor, LogItem, Page};
 pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
 pub use session::{OutboxItem, Session, SessionChange};
@@ -40,8 +46,8 @@ pub struct TaskWrite {
     pub at: Timestamp,
     /// What happened, in order; at least one.
     pub events: Vec<Event>,
-    /// The event of a checkpoint that these events replaced.
-    pub stale_checkpoint: Option<Version>,
+    /// The events of checkpoints that were replaced, also by these events.
+    pub stale_checkpoints: Vec<Version>,
     /// Bytes at the beginning of the output that need not be kept: chunks that lie within them are to go.
     pub dropped_bytes: u64,
     /// How many changes the outbox of the task's session keeps.
@@ -83,134 +89,50 @@ pub struct StoredEvent {
     pub event: Event,
 }
 
-/// An error of the database.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct DatabaseError(rusqlite::Error);
-
-/// Why the store cannot be used: a disk, a file, a format.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Another process has the store.
-    #[error("the store in {path} is in use by {holder}: stop that process or choose another directory")]
-    Locked {
-        /// The data directory.
-        path: String,
-        /// Who has it, as the lock file says.
-        holder: String,
-    },
-    /// The store was written by a newer release.
-    #[error("the store in {path} has format {found}, this release knows up to {known}: use a newer release")]
-    TooNew {
-        /// The data directory.
-        path: String,
-        /// The format on disk.
-        found: i64,
-        /// The newest format known.
-        known: i64,
-    },
-    /// Somebody removed the store, put another in its place, or cut a file of it short, while it was in use.
-    #[error("the store in {path} is not what it was ({what} while it was in use), so nothing can be kept there: start again")]
-    Tampered {
-        /// The data directory.
-        path: String,
-        /// What was done to it.
-        what: String,
-    },
-    /// The data directory, or something in it, is another user's, or another user can write to it. The text says how to fix it.
-    #[error("{0}")]
-    NotOwned(std::io::Error),
-    /// Another program has locked the database for too long.
-    #[error("another program has kept {path} locked for {minutes} minutes: end it (`fuser -v {path}` says which), then start again")]
-    Busy {
-        /// The database.
-        path: String,
-        /// For how long.
-        minutes: u64,
-    },
-    /// A file or directory could not be used.
-    #[error("cannot use {path}: {source}")]
-    File {
-        /// Which.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The database failed.
-    #[error("the database failed: {0}")]
-    Database(#[source] DatabaseError),
-    /// What is stored is not what was written. It concerns one task, session or key, and no other.
-    #[error(
-        "what is stored of {subject} is damaged ({what}), so it is not given out: whoever runs the server can put a copy of the store in its \
-         place, any other task can be used as before"
-    )]
-    Corrupt {
-        /// What is corrupt, such as a task with its id.
-        subject: String,
-        /// What is wrong.
-        what: String,
-    },
+/// What became of one write of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// It is durable.
+    Done,
+    /// Nothing of it was written: the task is not at the version that it was decided on. This is the task now; none if it is not there.
+    Conflict(Option<Box<Task>>),
+    /// Nothing of it was written: this task has its idempotency key or its dedupe key.
+    KeyTaken(TaskId),
 }
 
-impl From<rusqlite::Error> for Error {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Database(DatabaseError(error))
+/// A key under which a call finds a task that was made before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CallKey<'a> {
+    /// The caller's own key; it is taken until the task is forgotten.
+    Idempotency(&'a CallerId, &'a str),
+    /// The fingerprint of a call whose tool is deduped, and whether its caller does not know the task; it is taken until the task ends.
+    Dedupe(&'a CallerId, bool, &'a str),
+}
+
+impl<'a> CallKey<'a> {
+    /// The keys of a task that has not ended.
+    pub fn of(spec: &'a Spec) -> impl Iterator<Item = Self> {
+        let idempotency = spec.idempotency_key.as_deref().map(|key| Self::Idempotency(&spec.caller, key));
+        let dedupe = spec.fingerprint.as_deref().map(|key| Self::Dedupe(&spec.caller, spec.hidden, key));
+        idempotency.into_iter().chain(dedupe)
     }
 }
 
-impl Error {
-    /// The message for callers: it does not name paths on this machine.
-    pub(crate) fn for_callers(&self) -> String {
-        match self {
-            Self::Tampered { .. } => "the store was removed, replaced or cut short while it was in use".to_owned(),
-            Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
-            // Its message may name the file.
-            Self::Database(DatabaseError(rusqlite::Error::SqliteFailure(code, _))) => format!("the database failed: {code}"),
-            Self::Corrupt { .. } => self.to_string(),
-            _ => "the store failed".to_owned(),
-        }
-    }
-
-    pub(crate) fn corrupt(of: impl fmt::Display, what: impl fmt::Display) -> Self {
-        Self::Corrupt { subject: of.to_string(), what: what.to_string() }
-    }
-
-    pub(crate) fn corrupt_task(id: TaskId, what: impl fmt::Display) -> Self {
-        Self::corrupt(format_args!("task {id}"), what)
-    }
-
-    /// The error of a read. If SQLite found a value of another type than was written, or a broken page, `of` is corrupt.
-    fn or_corrupt(self, of: impl fmt::Display) -> Self {
-        use rusqlite::{
-            Error as Sql,
-            ErrorCode::{DatabaseCorrupt, NotADatabase},
-        };
-        match self {
-            Self::Database(DatabaseError(
-                error @ (Sql::FromSqlConversionFailure(..)
-                | Sql::IntegralValueOutOfRange(..)
-                | Sql::InvalidColumnType(..)
-                | Sql::Utf8Error(..)),
-            )) => Self::corrupt(of, error),
-            Self::Database(DatabaseError(error)) if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) => {
-                Self::corrupt(of, error)
-            }
-            other => other,
-        }
-    }
-}
-
-/// The writing side; there is one, and one thread has it.
+/// The writing side; a process has one.
 pub trait Store: Send + 'static {
-    /// The task as of the last commit, complete.
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error>;
+    /// Whether its calls may block their thread. The writer has a thread of its own then.
+    const BLOCKS: bool;
+
+    /// The task as of the last commit.
+    fn load(&mut self, id: TaskId) -> impl Future<Output = Result<Option<Task>, Error>> + Send;
 
     /// Bytes that an ended task counts as, fixed at its end.
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error>;
+    fn stored_bytes(&mut self, id: TaskId) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// Makes `writes` and the changes of sessions durable, all or none. After an error the store must be opened anew.
-    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error>;
+    /// Makes `writes`, at most one for each task, and the changes of sessions durable, and says for each write what became of it. Each write
+    /// is carried out whole, and only if its task is at the version before `first_version`. All that is carried out survives a crash, or
+    /// nothing does.
+    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> impl Future<Output = Result<Vec<Written>, Error>> + Send;
 
     /// Bytes that can still be stored, if that is known.
     fn free_bytes(&self) -> Option<u64> {
@@ -230,11 +152,61 @@ pub trait Store: Send + 'static {
 
     /// The reading side.
     fn reader(&self) -> Arc<dyn Reader>;
+
+    /// The other nodes; none if no other process can use this store while this one does.
+    fn cluster(&self) -> Option<Arc<dyn Cluster>> {
+        None
+    }
+}
+
+/// The lease of a node, as the store has just renewed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The time of the store, which all nodes share.
+    pub now: Timestamp,
+    /// For how long from then on no other node takes what this one runs.
+    pub lasts: Duration,
+}
+
+/// What other nodes changed. It is a hint: it may be lost, late or repeated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Changes {
+    /// These tasks, and the outboxes of these sessions.
+    Of(Vec<TaskId>, Vec<SessionId>),
+    /// Anything may have changed.
+    Unknown,
+}
+
+/// A store that several nodes share: who is alive, and what the others change.
+pub trait Cluster: Send + Sync + 'static {
+    /// Renews the lease of this node; none if it has expired, and others may have taken what this node ran.
+    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
+
+    /// Begins a new lease under a new epoch, after the last one expired.
+    fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>>;
+
+    /// Ends the lease: others may take at once what this node ran.
+    fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// Tasks that have not ended and whose node has no lease, with the epoch of that node, at most `limit`.
+    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>>;
+
+    /// The versions of these tasks, in their order; none for one that is not there.
+    fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>>;
+
+    /// What a caller has stored, counting all nodes.
+    fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>>;
+
+    /// Tells the other nodes what this one changed.
+    fn announce(&self, changes: Changes);
+
+    /// Waits for what other nodes announce.
+    fn next_changes(&self) -> BoxFuture<'_, Changes>;
 }
 
 /// The reading side; sees what is committed, never waits for the writer.
 pub trait Reader: Send + Sync + 'static {
-    /// The task without its chunks: its `output` stays empty, its `version` is that of the last other event.
+    /// The task as of the last commit.
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error>;
 
     /// One event of a task.
@@ -274,8 +246,8 @@ pub trait Reader: Send + Sync + 'static {
     /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
     fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
 
-    /// The task that a caller made under this idempotency key.
-    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error>;
+    /// The task that has this key.
+    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error>;
 
     /// A session.
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
@@ -292,30 +264,4 @@ pub trait Reader: Send + Sync + 'static {
 
     /// The usage of each caller: how many open tasks, and the bytes of its ended tasks.
     fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn callers_are_not_told_where_the_store_is() {
-        let path = || "/secret/place".to_owned();
-        let unopened = Some(format!("unable to open database file: {}", path()));
-        let errors = [
-            Error::Locked { path: path(), holder: "process 7".to_owned() },
-            Error::TooNew { path: path(), found: 9, known: 3 },
-            Error::Tampered { path: path(), what: "it was removed".to_owned() },
-            Error::NotOwned(std::io::Error::other(path())),
-            Error::Busy { path: path(), minutes: 10 },
-            Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
-            rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened).into(),
-            rusqlite::Error::InvalidPath(path().into()).into(),
-        ];
-        for error in errors {
-            assert!(error.to_string().contains("/secret"), "the log has it: {error}");
-            let message = error.for_callers();
-            assert!(!message.contains('/') && !message.is_empty(), "{message}");
-        }
-    }
 }

@@ -4,28 +4,28 @@
 //! wrote only in `chunk`. `session` holds sessions, `outbox` the changes that each is to be sent. Any SQLite tool can read the tables.
 //! Rows that callers see have a `checksum`: if you change such a row by hand, set it to NULL.
 
-use std::{borrow::Cow, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    Epoch, Seq, TaskId, Timestamp,
+    Epoch, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    Error, OutboxItem, Reader, SessionChange, Store, TaskWrite,
+    CallKey, Error, OutboxItem, Reader, SessionChange, Store, TaskWrite, Written,
     busy::{self, begin_transaction, retry_while_busy},
     checksum,
     data_dir::{DirLock, file_error, secure_data_dir},
     disk_space::{self, DiskSpace},
     files::{DB, Files},
-    sqlite_read::{ChunkRowHeader, SqliteReader, plan_queries_once, read_output_end, read_task},
+    sqlite_read::{ChunkRowHeader, SqliteReader, plan_queries_once, read_key, read_task},
     wal::{self, PreviousWalEnd, Wal},
 };
-use crate::owned_files;
+use crate::{clock::random_bytes, owned_files};
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 6;
+const FORMAT: i64 = 7;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -118,6 +118,18 @@ ALTER TABLE chunk RENAME COLUMN sum TO checksum;
 ALTER TABLE chunk RENAME COLUMN text_sum TO text_checksum;
 ";
 
+/// The running task of each call that is deduped: a call that is the same joins it.
+const SCHEMA_7: &str = "
+CREATE TABLE dedupe(
+    caller TEXT NOT NULL, hidden INTEGER NOT NULL, fingerprint TEXT NOT NULL, task BLOB NOT NULL, PRIMARY KEY(caller, hidden, fingerprint)
+) WITHOUT ROWID;
+INSERT OR REPLACE INTO dedupe SELECT caller, ifnull(json_extract(head, '$.spec.hidden'), 0), json_extract(head, '$.spec.dedupe'), id FROM task
+    WHERE open = 1 AND json_extract(head, '$.spec.dedupe') IS NOT NULL ORDER BY id;
+";
+
+/// How many versions of tasks are remembered.
+const VERSIONS_MAX: usize = 65_536;
+
 /// Tasks in a directory, for one process.
 pub struct SqliteStore {
     // Dropped before the writing connection, which must close last to bring the WAL into the database.
@@ -128,6 +140,8 @@ pub struct SqliteStore {
     files: Arc<Files>,
     wal: Wal,
     space: DiskSpace,
+    /// The versions of some tasks that have not ended. Only this process writes, so they need not be read for each write.
+    versions: HashMap<TaskId, Version>,
     _lock: DirLock,
 }
 
@@ -175,7 +189,7 @@ impl SqliteStore {
         wal.verify_and_record(&connection, None)?;
         let reader = Arc::new(SqliteReader::open(files.clone())?);
         let space = DiskSpace::of(&dir).map_err(failed)?;
-        Ok(Self { reader, connection, epoch, secret, files, wal, space, _lock: lock })
+        Ok(Self { reader, connection, epoch, secret, files, wal, space, versions: HashMap::new(), _lock: lock })
     }
 }
 
@@ -195,7 +209,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 
 /// Brings a store of an earlier format up to this one.
 fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
-    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6];
+    let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6, SCHEMA_7];
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;
     }
@@ -216,47 +230,53 @@ fn next_epoch(connection: &Connection) -> Result<Epoch, Error> {
 
 fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
     let mut fresh = [0u8; 32];
-    getrandom::fill(&mut fresh).expect("the operating system gives random bytes");
+    random_bytes(&mut fresh);
     connection.execute("INSERT OR IGNORE INTO meta(key, value) VALUES('secret', ?)", [&fresh[..]])?;
     Ok(connection.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0))?)
 }
 
 impl Store for SqliteStore {
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        let load = || -> Result<Option<Task>, Error> {
-            let Some(mut task) = read_task(&self.connection, id)? else { return Ok(None) };
-            if let Some(end) = read_output_end(&self.connection, id)? {
-                task.restore_output(end.output, end.version);
-            }
-            Ok(Some(task))
-        };
-        load().map_err(|error| error.or_corrupt(format_args!("task {id}")))
+    const BLOCKS: bool = true;
+
+    async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        let task = load(&self.connection, id)?;
+        if let Some(task) = &task {
+            remember_version(&mut self.versions, task);
+        }
+        Ok(task)
     }
 
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+    async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
         let mut statement = self.connection.prepare_cached("SELECT bytes FROM task WHERE id = ?")?;
         // A corrupt number must not keep a task from being forgotten.
         let bytes = statement.query_row([&id.as_bytes()[..]], |row| Ok(row.get(0).unwrap_or(0_i64))).optional()?;
         Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
     }
 
-    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
+    async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
         // The files are checked before and after: nothing is added to one that was removed or cut short, and nothing in it is acknowledged.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
         let transaction = begin_transaction(&self.connection, self.files.db_path())?;
         // Now nobody else writes. What we do may make the database smaller.
         let db_bytes = self.files.allow_shrinking();
+        let mut written = Vec::with_capacity(writes.len());
         for write in writes {
-            write_task(&transaction, write)?;
-            write_outbox(&transaction, write)?;
+            let obstacle = obstacle(&transaction, &mut self.versions, write)?;
+            if obstacle.is_none() {
+                write_task(&transaction, write)?;
+                write_outbox(&transaction, write)?;
+                remember_version(&mut self.versions, &write.task);
+            }
+            written.push(obstacle.unwrap_or(Written::Done));
         }
         for change in sessions {
             write_session(&transaction, change)?;
         }
         transaction.commit()?;
         self.files.forbid_shrinking(db_bytes)?;
-        self.wal.verify_and_record(&self.connection, writes.iter().map(|write| write.at).max())
+        self.wal.verify_and_record(&self.connection, writes.iter().map(|write| write.at).max())?;
+        Ok(written)
     }
 
     fn free_bytes(&self) -> Option<u64> {
@@ -284,6 +304,46 @@ impl Store for SqliteStore {
 
     fn reader(&self) -> Arc<dyn Reader> {
         self.reader.clone()
+    }
+}
+
+fn load(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
+    read_task(connection, id).map_err(|error| error.or_corrupt(format_args!("task {id}")))
+}
+
+/// Why a write cannot be carried out, if it cannot.
+fn obstacle(connection: &Connection, versions: &mut HashMap<TaskId, Version>, write: &TaskWrite) -> Result<Option<Written>, Error> {
+    let id = write.task.id;
+    let found = match versions.get(&id) {
+        Some(version) => *version,
+        // The id of a new task is random. If it is there all the same, its insertion fails.
+        None if write.first_version == Version(1) => Version(0),
+        None => load(connection, id)?.map_or(Version(0), |task| task.version),
+    };
+    if found.next() != write.first_version {
+        return Ok(Some(Written::Conflict(load(connection, id)?.map(Box::new))));
+    }
+    if write.first_version == Version(1) {
+        for key in CallKey::of(&write.task.spec) {
+            // A key whose task is gone is free.
+            if let Some(taken) = read_key(connection, key)?
+                && load(connection, taken)?.is_some()
+            {
+                return Ok(Some(Written::KeyTaken(taken)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn remember_version(versions: &mut HashMap<TaskId, Version>, task: &Task) {
+    if task.ended.is_some() {
+        versions.remove(&task.id);
+    } else {
+        if versions.len() >= VERSIONS_MAX {
+            versions.clear();
+        }
+        versions.insert(task.id, task.version);
     }
 }
 
@@ -396,6 +456,16 @@ fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(),
     Ok(())
 }
 
+/// Lets the next call of this kind make a task of its own.
+fn release_dedupe(transaction: &Connection, task: &Task) -> Result<(), Error> {
+    if let Some(fingerprint) = task.spec.fingerprint.as_deref() {
+        transaction
+            .prepare_cached("DELETE FROM dedupe WHERE caller = ? AND hidden = ? AND fingerprint = ? AND task = ?")?
+            .execute(params![task.spec.caller.as_str(), task.spec.hidden, fingerprint, &task.id.as_bytes()[..]])?;
+    }
+    Ok(())
+}
+
 fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> {
     let task = &*write.task;
     let id = &task.id.as_bytes()[..];
@@ -421,6 +491,7 @@ fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> 
                         .prepare_cached("DELETE FROM idempotency WHERE caller = ? AND key = ?")?
                         .execute(params![task.spec.caller.as_str(), key])?;
                 }
+                release_dedupe(transaction, task)?;
                 transaction.prepare_cached("DELETE FROM task WHERE id = ?")?.execute(params![id])?;
                 return Ok(());
             }
@@ -437,8 +508,19 @@ fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> 
     if write.dropped_bytes > 0 {
         drop_oldest(transaction, task.id, write.dropped_bytes)?;
     }
-    if let Some(stale) = write.stale_checkpoint {
+    for stale in &write.stale_checkpoints {
         transaction.prepare_cached("DELETE FROM log WHERE task = ? AND version = ?")?.execute(params![id, stale.0])?;
+    }
+    if let Some(fingerprint) = task.spec.fingerprint.as_deref().filter(|_| created) {
+        transaction.prepare_cached("INSERT OR REPLACE INTO dedupe VALUES(?, ?, ?, ?)")?.execute(params![
+            task.spec.caller.as_str(),
+            task.spec.hidden,
+            fingerprint,
+            id
+        ])?;
+    }
+    if task.ended.is_some() {
+        release_dedupe(transaction, task)?;
     }
     if let Some(key) = task.spec.idempotency_key.as_deref().filter(|_| created) {
         // A key that is there already has a task that is gone, or this one would not be made.

@@ -13,7 +13,7 @@ use taskwire_core::{
 };
 
 use super::{
-    Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Reader, Session, StoredEvent, UnmergedPage, Usage, checksum, files::Files,
+    CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Reader, Session, StoredEvent, UnmergedPage, Usage, checksum, files::Files,
 };
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
@@ -146,7 +146,29 @@ pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Ta
             None => return Ok(None),
         }
     }
+    if let Some(end) = read_output_end(connection, id)? {
+        task.restore_output(end.output, end.version);
+    }
     Ok(Some(task))
+}
+
+pub(super) fn read_key(connection: &Connection, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
+    let (caller, key) = match key {
+        CallKey::Idempotency(caller, key) => (caller.as_str(), key),
+        CallKey::Dedupe(caller, hidden, fingerprint) => {
+            let sql = "SELECT task FROM dedupe WHERE caller = ? AND hidden = ? AND fingerprint = ?";
+            let mut statement = connection.prepare_cached(sql)?;
+            let id = statement.query_row(params![caller.as_str(), hidden, fingerprint], id_of).optional()?;
+            return Ok(id.flatten());
+        }
+    };
+    let mut statement = connection.prepare_cached("SELECT task, checksum FROM idempotency WHERE caller = ? AND key = ?")?;
+    let mut rows = statement.query(params![caller, key])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    match id_of(row)? {
+        Some(id) if checksum_fits(row, 1, checksum::of_key(caller, key, id))? => Ok(Some(id)),
+        _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
+    }
 }
 
 fn read_events(connection: &Connection, id: TaskId, after: Version, upto: Version, limit: usize) -> Result<Vec<StoredEvent>, Error> {
@@ -267,7 +289,10 @@ fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
 
 impl Reader for SqliteReader {
     fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.of_task(id, |connection| read_task(connection, id))
+        self.of_task(id, |connection| {
+            let moment = connection.unchecked_transaction()?;
+            read_task(&moment, id)
+        })
     }
 
     fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
@@ -347,17 +372,8 @@ impl Reader for SqliteReader {
         })
     }
 
-    fn by_idempotency_key(&self, caller: &CallerId, key: &str) -> Result<Option<TaskId>, Error> {
-        let read = self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT task, checksum FROM idempotency WHERE caller = ? AND key = ?")?;
-            let mut rows = statement.query(params![caller.as_str(), key])?;
-            let Some(row) = rows.next()? else { return Ok(None) };
-            match id_of(row)? {
-                Some(id) if checksum_fits(row, 1, checksum::of_key(caller.as_str(), key, id))? => Ok(Some(id)),
-                _ => Err(Error::corrupt("an idempotency key", "it does not fit its checksum")),
-            }
-        });
-        read.map_err(|error| error.or_corrupt("an idempotency key"))
+    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
+        self.with(|connection| read_key(connection, key)).map_err(|error| error.or_corrupt("a call's key"))
     }
 
     fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {

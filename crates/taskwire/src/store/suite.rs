@@ -6,8 +6,9 @@
 //! `sqlite_only`.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashSet},
-    path::Path,
+    path::{Path, PathBuf},
     slice,
     sync::{
         Arc,
@@ -15,6 +16,7 @@ use std::{
     },
 };
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use taskwire_core::{
     CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version,
@@ -26,7 +28,8 @@ use taskwire_core::{
 };
 
 use super::{
-    Chunk, Cursor, Error, LogItem, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store, StoredEvent, TaskWrite, Usage,
+    CallKey, Chunk, Cursor, Error, LogItem, Memory, MemoryStore, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store,
+    StoredEvent, TaskWrite, Usage, Written,
 };
 use crate::testing::TempDir;
 
@@ -48,7 +51,8 @@ macro_rules! suite {
             tasks_fall_due_in_order_and_once_more_after_their_end
             open_tasks_are_listed_in_pages_by_id_and_counted_by_caller
             an_idempotency_key_is_its_callers_until_the_task_is_forgotten
-            a_batch_is_kept_whole_or_not_at_all
+            a_dedupe_key_is_taken_until_the_task_ends
+            a_write_is_refused_if_its_task_has_changed_and_the_others_are_carried_out
             sessions_are_kept_changed_and_ended
             sessions_that_are_idle_or_too_many_are_named
             a_session_is_told_of_its_tasks_in_one_order
@@ -76,6 +80,41 @@ fn open_sqlite(dir: &Path) -> Result<SqliteStore, Error> {
     SqliteStore::open(dir)
 }
 
+suite!(memory, open_memory);
+
+thread_local! {
+    /// What was stored "in" a directory.
+    static MEMORIES: RefCell<BTreeMap<PathBuf, Memory>> = RefCell::default();
+}
+
+fn open_memory(dir: &Path) -> Result<MemoryStore, Error> {
+    Ok(MEMORIES.with_borrow_mut(|memories| memories.entry(dir.to_owned()).or_default().open()))
+}
+
+/// The stores of these tests need not wait, so that their calls return at once.
+trait StoreNow: Store {
+    fn load_now(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.load(id).now_or_never().expect("it does not wait")
+    }
+
+    fn stored_bytes_now(&mut self, id: TaskId) -> Result<u64, Error> {
+        self.stored_bytes(id).now_or_never().expect("it does not wait")
+    }
+
+    /// Commits what nothing stands in the way of.
+    fn commit_now(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
+        let written = self.try_commit_now(writes, sessions)?;
+        assert_eq!(written, vec![Written::Done; writes.len()]);
+        Ok(())
+    }
+
+    fn try_commit_now(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
+        self.commit(writes, sessions).now_or_never().expect("it does not wait")
+    }
+}
+
+impl<S: Store> StoreNow for S {}
+
 /// A task in memory, and the writes that make it.
 #[derive(Clone)]
 struct Driver {
@@ -99,7 +138,7 @@ impl Driver {
     fn run(&mut self, command: &Command) -> Option<TaskWrite> {
         let by = match (command, &self.task) {
             (Command::Answer(_) | Command::Cancel { .. }, Some(task)) => Authority::Caller(task.spec.caller.clone()),
-            (Command::Create(_) | Command::Tick | Command::Recover(_), _) | (_, None) => Authority::Engine,
+            (Command::Create(_) | Command::Tick | Command::Recover { .. }, _) | (_, None) => Authority::Engine,
             (_, Some(task)) => Authority::Attempt(task.attempt),
         };
         let at = Timestamp::from_millis(self.now);
@@ -123,7 +162,7 @@ impl Driver {
             first_version: first,
             at,
             events,
-            stale_checkpoint,
+            stale_checkpoints: stale_checkpoint.into_iter().collect(),
             dropped_bytes,
             outbox_max: told_max,
             stored_bytes,
@@ -213,27 +252,28 @@ impl<S: Store> Lab<S> {
             let entry = entry.expect("the directory is listed");
             std::fs::copy(entry.path(), dir.0.join(entry.file_name())).expect("a file is copied");
         }
+        MEMORIES.with_borrow_mut(|memories| {
+            if let Some(memory) = memories.get(&self.dir.0).cloned() {
+                memories.insert(dir.0.clone(), memory);
+            }
+        });
         self.reopen_in(Some(dir));
     }
 
     /// Does what a command leads to, which must be something, and checks it.
     fn run(&mut self, driver: &mut Driver, command: &Command) -> TaskWrite {
         let write = driver.run(command).expect("the command leads to something");
-        self.store().commit(slice::from_ref(&write), &[]).expect("the write is committed");
+        self.store().commit_now(slice::from_ref(&write), &[]).expect("the write is committed");
         self.check(driver);
         write
     }
 
     /// The task is stored as it is in memory, whichever way it is read.
     fn check(&mut self, driver: &Driver) {
-        assert_eq!(self.store().load(driver.id).expect("the task is loaded"), driver.task, "the task is loaded as it was committed");
+        assert_eq!(self.store().load_now(driver.id).expect("the task is loaded"), driver.task, "the task is loaded as it was committed");
         let reader = self.reader();
         assert_eq!(fold(&*reader, driver), driver.task, "the log alone makes the task");
-        let head = reader.task(driver.id).expect("the head is read");
-        // The head does not count the chunks after it.
-        let version = head.as_ref().map_or(Version(0), |head| head.version);
-        let expected = driver.task.clone().map(|task| Task { output: OutputTotals::default(), version, ..task });
-        assert_eq!(head, expected, "a reader sees the task without its output");
+        assert_eq!(reader.task(driver.id).expect("the task is read"), driver.task, "a reader sees the task as it was committed");
     }
 
     /// These tasks are stored, and no other is open.
@@ -332,7 +372,7 @@ fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
             answer(&["b", "a"]),
             save(json!({ "at": 1 })),
             save(json!({ "at": 2 })),
-            Command::Recover(Epoch(2)),
+            Command::recover(Epoch(2)),
             append("y"),
             end,
             Command::Tick,
@@ -370,7 +410,7 @@ impl Dice {
             7 | 8 => ask(key),
             9 | 10 => answer(&[key, "c"]),
             11 | 12 => save(json!(words)),
-            13 => Command::Recover(Epoch(self.roll(6) as u64)),
+            13 => Command::recover(Epoch(self.roll(6) as u64)),
             14 => ends()[self.roll(3)].clone(),
             _ => Command::Tick,
         }
@@ -421,7 +461,7 @@ fn all_that_was_committed_and_nothing_else_survives_a_crash<S: Store>(lab: Lab<S
                     lab.check_all(&kept);
                 }
                 2..=9 => {
-                    lab.store().commit(&batch, &[]).expect("the batch is committed");
+                    lab.store().commit_now(&batch, &[]).expect("the batch is committed");
                     batch.clear();
                     kept = tasks.clone();
                     lab.check_all(&kept);
@@ -485,7 +525,7 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
     if name.is_multiple_of(3) {
         writes.push(driver.run(&ends()[0]).expect("it is open"));
     }
-    lab.store().commit(&writes, &[]).expect("the writes are committed");
+    lab.store().commit_now(&writes, &[]).expect("the writes are committed");
     let kept = lab.reader().chunk_range(driver.id).expect("the span is read");
     let mut log = Vec::new();
     for TaskWrite { first_version: first, at, events, .. } in writes {
@@ -583,7 +623,7 @@ fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
     let bytes = chunks.iter().map(Blocks::bytes).sum();
     let mut driver = Driver::new(1);
     assert_eq!(lab.run(&mut driver, &make(spec(), chunks)).events.len(), 5, "created, three chunks, said");
-    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    let loaded = lab.store().load_now(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!(loaded.output, OutputTotals { next_seq: Seq(3), blocks: 6, bytes });
     lab.run(&mut driver, &append("e"));
     let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
@@ -598,7 +638,7 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
     assert_eq!(lab.reader().chunk_range(driver.id).expect("the span is read"), Seq(0)..Seq(0));
     for n in 0..20u64 {
         let write = driver.run(&append(&"x".repeat(n as usize))).expect("it is never refused");
-        lab.store().commit(&[write], &[]).expect("the chunk is committed");
+        lab.store().commit_now(&[write], &[]).expect("the chunk is committed");
         let span = lab.reader().chunk_range(driver.id).expect("the span is read");
         let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
         assert_eq!(span, kept[0].seq..Seq(n + 1));
@@ -607,7 +647,7 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
         assert!(bytes(&kept[1..]) < 200, "no more is kept than the limit and the chunk that crosses it");
         assert!(span.start == Seq(0) || bytes(&kept) >= 200, "no less is kept than the limit");
     }
-    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    let loaded = lab.store().load_now(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!(Some(loaded.output), driver.task.as_ref().map(|task| task.output), "numbers go on");
 }
 
@@ -617,7 +657,7 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
     for name in 1..=20 {
         let mut driver = Driver::new(name);
         let birth = driver.run(&make(spec(), vec![])).expect("it is new");
-        lab.store().commit(&[birth], &[]).expect("the birth is committed");
+        lab.store().commit_now(&[birth], &[]).expect("the birth is committed");
         let (reader, id, done) = (lab.reader(), driver.id, over.clone());
         let looks = std::thread::spawn(move || {
             while !done.load(Ordering::Acquire) {
@@ -630,7 +670,7 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
         for n in 0..PAGE_EVENTS as u64 {
             let said = Command::ReportStatus { message: Some(n.to_string().into()), progress: None };
             let pair = [append("x"), said].map(|command| driver.run(&command).expect("it is open"));
-            lab.store().commit(&pair, &[]).expect("the pair is committed");
+            lab.store().commit_now(&pair, &[]).expect("the pair is committed");
         }
         over.store(true, Ordering::Release);
         looks.join().expect("no page has one without the other");
@@ -645,7 +685,7 @@ fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
         lab.run(&mut driver, &save(json!(n)));
         lab.run(&mut driver, &append("between"));
     }
-    lab.run(&mut driver, &Command::Recover(Epoch(2)));
+    lab.run(&mut driver, &Command::recover(Epoch(2)));
     assert_eq!(driver.stale, BTreeSet::from([Version(2), Version(4)]));
     let event = |version| lab.reader().event(driver.id, Version(version)).expect("the event is read");
     assert_eq!((event(2), event(4)), (None, None));
@@ -699,18 +739,18 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
         lab.run(driver, &make(Spec { caller: CallerId::new(caller), overflow, ..spec() }, vec![Blocks::of(&[text("x")])]));
         for n in 0..10 {
             let write = driver.run(&append(&"x".repeat(n * 10))).expect("it may write");
-            lab.store().commit(&[write], &[]).expect("the chunk is committed");
+            lab.store().commit_now(&[write], &[]).expect("the chunk is committed");
         }
     }
     for driver in &mut drivers[1..] {
         let write = driver.run(&ends()[0]).expect("it is open");
-        lab.store().commit(&[write], &[]).expect("the end is committed");
+        lab.store().commit_now(&[write], &[]).expect("the end is committed");
     }
     for _ in 0..2 {
         assert_eq!(lab.usage(), usage(&drivers));
         for driver in &drivers[1..] {
             let task = driver.task.as_ref().expect("it is there");
-            let bytes = lab.store().stored_bytes(task.id).expect("it is read");
+            let bytes = lab.store().stored_bytes_now(task.id).expect("it is read");
             assert_eq!(bytes, task.stored_bytes(&driver.limits), "each counts as it did at its end");
         }
         lab.kill();
@@ -718,14 +758,14 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
     let last = drivers.last_mut().expect("there are some");
     last.now += 1_000;
     let write = last.run(&Command::Tick).expect("it is due");
-    lab.store().commit(&[write], &[]).expect("it is forgotten");
+    lab.store().commit_now(&[write], &[]).expect("it is forgotten");
     assert_eq!(lab.usage(), usage(&drivers), "what is forgotten does not count");
-    assert_eq!(lab.store().stored_bytes(Driver::new(6).id).expect("it is read"), 0);
+    assert_eq!(lab.store().stored_bytes_now(Driver::new(6).id).expect("it is read"), 0);
 }
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
     let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
-    let find = |lab: &Lab<S>, caller, key| lab.reader().by_idempotency_key(&CallerId::new(caller), key).expect("the key is read");
+    let find = |lab: &Lab<S>, caller, key| lab.reader().by_key(CallKey::Idempotency(&CallerId::new(caller), key)).expect("the key is read");
     let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut mine, &keyed("me"));
     assert_eq!(lab.reader().owner(mine.id).expect("the owner is read"), Some(CallerId::new("me")));
@@ -742,16 +782,61 @@ fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut l
     assert_eq!(find(&lab, "me", "k"), Some(again.id), "a key that was let go can be used again");
 }
 
-fn a_batch_is_kept_whole_or_not_at_all<S: Store>(mut lab: Lab<S>) {
-    let (mut old, mut new) = (Driver::new(1), Driver::new(2));
-    lab.run(&mut old, &make(spec(), vec![]));
-    let before = old.clone();
-    let chunk = old.run(&append("lost")).expect("it is open");
-    let birth = new.run(&make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![Blocks::of(&[text("lost")])])).expect("it is new");
-    lab.store().commit(&[chunk, birth.clone(), birth], &[]).expect_err("a task is created once");
+fn a_dedupe_key_is_taken_until_the_task_ends<S: Store>(mut lab: Lab<S>) {
+    let deduped = |hidden| make(Spec { fingerprint: Some("f".into()), hidden, ..spec() }, vec![]);
+    let find = |lab: &Lab<S>, hidden| lab.reader().by_key(CallKey::Dedupe(&CallerId::new("me"), hidden, "f")).expect("the key is read");
+    let [mut known, mut hidden, mut again] = [1, 2, 3].map(Driver::new);
+    lab.run(&mut known, &deduped(false));
+    assert_eq!((find(&lab, false), find(&lab, true)), (Some(known.id), None), "whether the caller knows the task makes a difference");
+    lab.run(&mut hidden, &deduped(true));
     lab.reopen();
-    lab.check_all(&[before, Driver::new(2)]);
-    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), None);
+    assert_eq!((find(&lab, false), find(&lab, true)), (Some(known.id), Some(hidden.id)));
+    let birth = again.clone().run(&deduped(false)).expect("it is new");
+    let written = lab.store().try_commit_now(&[birth], &[]).expect("the store works");
+    assert_eq!(written, [Written::KeyTaken(known.id)]);
+    lab.check(&Driver::new(3));
+    lab.run(&mut known, &ends()[0]);
+    assert_eq!((find(&lab, false), find(&lab, true)), (None, Some(hidden.id)), "nobody joins what has ended");
+    lab.run(&mut again, &deduped(false));
+    known.now += 1_000;
+    lab.run(&mut known, &Command::Tick);
+    assert_eq!(find(&lab, false), Some(again.id), "who took the key since keeps it");
+}
+
+fn a_write_is_refused_if_its_task_has_changed_and_the_others_are_carried_out<S: Store>(mut lab: Lab<S>) {
+    let ([mut old, mut other], mut new) = ([1, 2].map(Driver::new), Driver::new(3));
+    lab.run(&mut old, &make(spec(), vec![]));
+    lab.run(&mut other, &make(spec(), vec![]));
+    for reopened in [false, true] {
+        // Two nodes decide on the same version; one of them is first.
+        let mut late = old.clone();
+        let lost = late.run(&append("lost")).expect("it is open");
+        let first = old.run(&ask(if reopened { "b" } else { "a" })).expect("it is open");
+        lab.store().commit_now(&[first], &[]).expect("it is committed");
+        if reopened {
+            lab.reopen();
+        }
+        let kept = other.run(&append("kept")).expect("it is open");
+        let written = lab.store().try_commit_now(&[lost, kept], &[]).expect("the store works");
+        assert_eq!(written, [Written::Conflict(old.task.clone().map(Box::new)), Written::Done]);
+        lab.check_all(&[old.clone(), other.clone()]);
+    }
+    let keyed = || make(Spec { idempotency_key: Some("k".into()), ..spec() }, vec![]);
+    let birth = new.run(&keyed()).expect("it is new");
+    let same = Driver::new(4).run(&keyed()).expect("it is new");
+    let written = lab.store().try_commit_now(&[birth.clone(), same], &[]).expect("the store works");
+    assert_eq!(written, [Written::Done, Written::KeyTaken(new.id)]);
+    let written = lab.store().try_commit_now(&[birth], &[]).expect("the store works");
+    assert_eq!(written, [Written::Conflict(new.task.clone().map(Box::new))], "a task is created once");
+    lab.check_all(&[old.clone(), other, new, Driver::new(4)]);
+    old.now += 1;
+    let end = old.run(&ends()[0]).expect("it is open");
+    let mut stale = old.clone();
+    stale.now += 1_000;
+    let forgotten = stale.run(&Command::Tick).expect("it is due");
+    lab.store().commit_now(&[end], &[]).expect("it is committed");
+    lab.store().commit_now(slice::from_ref(&forgotten), &[]).expect("it is committed");
+    assert_eq!(lab.store().try_commit_now(&[forgotten], &[]).expect("the store works"), [Written::Conflict(None)], "it is gone");
 }
 
 fn session(name: &str, caller: &str, seen: i64) -> Session {
@@ -761,7 +846,7 @@ fn session(name: &str, caller: &str, seen: i64) -> Session {
 
 impl<S: Store> Lab<S> {
     fn change(&mut self, changes: &[SessionChange]) {
-        self.store().commit(&[], changes).expect("the changes are committed");
+        self.store().commit_now(&[], changes).expect("the changes are committed");
     }
 
     fn session(&self, name: &str) -> Option<Session> {
@@ -839,7 +924,7 @@ fn what_a_session_is_told_is_bounded<S: Store>(mut lab: Lab<S>) {
     lab.run(&mut driver, &make(following_spec("one", true), vec![]));
     for _ in 0..10 {
         let write = TaskWrite { outbox_max: 3, ..driver.run(&append("a")).expect("it is written") };
-        lab.store().commit(&[write], &[]).expect("the chunk is committed");
+        lab.store().commit_now(&[write], &[]).expect("the chunk is committed");
     }
     let numbers: Vec<u64> = lab.outbox("one", 0).iter().map(|item| item.0).collect();
     assert_eq!(numbers, [8, 9, 10], "the latest are kept");

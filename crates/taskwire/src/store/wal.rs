@@ -263,6 +263,7 @@ fn read(dir: &Path, name: &str, at: u64, len: usize) -> Option<Vec<u8>> {
 mod tests {
     use std::fs;
 
+    use futures_util::FutureExt;
     use serde_json::json;
     use taskwire_core::{CallerId, SessionId};
 
@@ -306,7 +307,7 @@ mod tests {
         for n in 0..20 {
             let id = SessionId::new(&n.to_string());
             let session = Session { id, caller: CallerId::new("me"), last_used: Timestamp::from_millis(n), data: json!({"n": n}).into() };
-            store.commit(&[], &[SessionChange::Begin(session)]).expect("committed");
+            store.commit(&[], &[SessionChange::Begin(session)]).now_or_never().expect("it does not wait").expect("committed");
         }
         for entry in fs::read_dir(&dir.0).expect("listed").flatten() {
             fs::copy(entry.path(), copy.0.join(entry.file_name())).expect("copied");

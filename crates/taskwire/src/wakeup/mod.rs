@@ -68,6 +68,16 @@ impl<K: Key> WakeUps<K> {
         }
     }
 
+    /// Wakes all readers.
+    pub(crate) fn wake_all(&self) {
+        self.wake(self.watched().into_iter().map(|id| (id, ChangeKind::Task)));
+    }
+
+    /// What is watched.
+    pub(crate) fn watched(&self) -> BTreeSet<K> {
+        lock(&self.waiters).keys().cloned().collect()
+    }
+
     pub(crate) fn watchers(&self, id: &K) -> usize {
         lock(&self.waiters).get(id).map_or(0, Vec::len)
     }

@@ -2,10 +2,11 @@
 
 use std::{path::Path, sync::Arc};
 
+use futures_util::FutureExt;
 use serde_json::json;
 use taskwire::{
     clock::{Clock, SystemClock},
-    store::{SqliteStore, Store, TaskWrite},
+    store::{SqliteStore, Store, TaskWrite, Written},
     tool::Question,
 };
 use taskwire_core::{
@@ -49,7 +50,8 @@ pub(crate) fn fill(dir: &Path, dice: &mut Dice) -> FilledStore {
                 write(id, kind(n), n, store.epoch(), at)
             })
             .collect();
-        store.commit(&writes, &[]).expect("the tasks are stored");
+        let written = store.commit(&writes, &[]).now_or_never().expect("it does not wait").expect("the tasks are stored");
+        assert!(written.iter().all(|written| *written == Written::Done), "{written:?}");
     }
     filled
 }
@@ -104,7 +106,7 @@ fn write(id: TaskId, kind: Kind, n: u64, epoch: Epoch, at: Timestamp) -> TaskWri
         first_version: Version(1),
         at,
         events,
-        stale_checkpoint: None,
+        stale_checkpoints: vec![],
         dropped_bytes: 0,
         outbox_max: 1,
         stored_bytes,

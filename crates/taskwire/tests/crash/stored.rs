@@ -6,7 +6,7 @@ use serde_json::Value;
 use taskwire::store::{Chunk, Reader, SqliteStore, Store, StoredEvent};
 use taskwire_core::{
     Seq, TaskId, Timestamp, Version,
-    task::{Event, OutputTotals, Task, create, evolve},
+    task::{Event, Task, create, evolve},
 };
 
 use crate::model::{Facts, Kind};
@@ -100,7 +100,7 @@ fn check_steps(id: TaskId, chunks: &[Chunk], interruptions: usize) {
     assert!(again <= interruptions, "{id} took {again} steps again after {interruptions} interruptions: {steps:?}");
 }
 
-/// The task that the log alone makes, as the reading side shows it. Replaced checkpoints are not in the log any more.
+/// The task that the log alone makes. Replaced checkpoints are not in the log any more.
 fn fold(id: TaskId, events: &[StoredEvent], chunks: &[Chunk]) -> Task {
     let mut log: Vec<(Version, Timestamp, Event)> = events.iter().map(|logged| (logged.version, logged.at, logged.event.clone())).collect();
     for chunk in chunks {
@@ -121,6 +121,5 @@ fn fold(id: TaskId, events: &[StoredEvent], chunks: &[Chunk]) -> Task {
         task.version = Version(version.0 - 1);
         evolve(&mut task, event, *at);
     }
-    task.output = OutputTotals::default();
     task
 }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use taskwire::{
     core::{Epoch, TaskId, task::Task},
-    store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite},
+    store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite, Written},
 };
 
 use crate::kit::TempDir;
@@ -28,17 +28,19 @@ impl TestStore {
 }
 
 impl Store for TestStore {
-    fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.store.load(id)
+    const BLOCKS: bool = true;
+
+    async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.store.load(id).await
     }
 
-    fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
-        self.store.stored_bytes(id)
+    async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+        self.store.stored_bytes(id).await
     }
 
-    fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
+    async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
         (self.before_commit)();
-        self.store.commit(writes, sessions)
+        self.store.commit(writes, sessions).await
     }
 
     fn free_bytes(&self) -> Option<u64> {

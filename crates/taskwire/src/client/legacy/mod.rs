@@ -115,7 +115,13 @@ impl LegacyClient {
         loop {
             let session = self.session().await?;
             let cancel = cancellable.then(|| link::cancel_notification(id, params.as_object().unwrap_or(&Map::new())));
-            let outgoing = OutgoingRequest { id, body: link::request(id, method, params), headers: session.headers(), cancel };
+            let outgoing = OutgoingRequest {
+                id,
+                body: link::request(id, method, params),
+                headers: session.headers(),
+                cancel,
+                generation: Some(session.generation),
+            };
             let sent = self.link.wire.request(outgoing).await;
             let unknown = match &sent {
                 // A response to this request means that the server knows the session.
@@ -154,19 +160,21 @@ impl LegacyClient {
 
     async fn send_one_way(&self, body: String) -> Result<(), RequestError> {
         let session = self.session().await?;
-        Ok(self.link.wire.send_one_way(body, session.headers()).await?)
+        Ok(self.link.wire.send_one_way(body, session.headers(), Some(session.generation)).await?)
     }
 
     /// Sends an answer as the response to a request of the server.
     pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
-        // In another session the same id may mean another request.
-        let current = self.session().await.map_err(|failed| self.link.error(failed))?;
-        if current.serial != session {
-            return Err(Error::NoQuestion { key: id.to_string() });
-        }
         let body = json!({"jsonrpc": "2.0", "id": id, "result": answer}).to_string();
-        let sending = self.link.retry(|| self.send_one_way(body.clone()), |_, _| {});
-        sending.await.map_err(|failed| self.link.error(failed))
+        let respond_once = || async {
+            let current = self.session().await?;
+            // In another session the same id may mean another request.
+            if current.serial != session {
+                return Err(Error::NoQuestion { key: id.to_string() }.into());
+            }
+            Ok(self.link.wire.send_one_way(body.clone(), current.headers(), Some(current.generation)).await?)
+        };
+        self.link.retry(respond_once, |_, _| {}).await.map_err(|failed| self.link.error(failed))
     }
 
     fn current_session(&self) -> u64 {

@@ -25,7 +25,7 @@ pub(crate) struct Session {
     pub(super) id: Option<String>,
     version: String,
     /// The start of the server's program that it belongs to.
-    generation: u64,
+    pub(super) generation: u64,
     /// Which of this client's sessions it is, from 0.
     pub(super) serial: u64,
     /// Whether another process began it and may still use it.
@@ -141,7 +141,8 @@ impl LegacyClient {
         });
         let id = self.link.next_id();
         let body = link::request(id, "initialize", &params);
-        let mut exchange = self.link.wire.request(OutgoingRequest { id, body, headers: Vec::new(), cancel: None }).await?;
+        let mut exchange =
+            self.link.wire.request(OutgoingRequest { id, body, headers: Vec::new(), cancel: None, generation: Some(generation) }).await?;
         let result = link::read_response(&mut exchange, id, |message| self.dispatch(message, None)).await?;
         let peer = self.read_initialize_result(&result)?;
         let version = peer.protocol.clone();
@@ -149,7 +150,7 @@ impl LegacyClient {
         let id = exchange.session().map(str::to_owned);
         let session = Session { id, version, generation, serial, adopted: false, session_stream: Mutex::default() };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
-        self.link.wire.send_one_way(ready, session.headers()).await?;
+        self.link.wire.send_one_way(ready, session.headers(), Some(generation)).await?;
         Ok(session)
     }
 

@@ -259,7 +259,7 @@ impl Watch {
         let input = Question::read(&key, Payload::from(question.clone()))
             .map_err(|reason| self.legacy.link.error(RequestError::Protocol(reason)))?;
         if self.driver.knows(&key) {
-            self.driver.set_route(&key, route);
+            self.driver.asked_again(&key, route).await;
             return Ok(());
         }
         // A key that is valid beyond its session needs no session in the ledger, and the server sends the question again.

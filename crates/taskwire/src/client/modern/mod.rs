@@ -144,7 +144,7 @@ fn outgoing(
     headers.extend(name.map(|name| ("Mcp-Name".to_owned(), headers::value(name))));
     headers.extend(more);
     let cancel = link::cancel_notification(id, &params);
-    OutgoingRequest { id, body: link::request(id, method, &params), headers, cancel: Some(cancel) }
+    OutgoingRequest { id, body: link::request(id, method, &params), headers, cancel: Some(cancel), generation: None }
 }
 
 fn object(value: Value) -> Map<String, Value> {
@@ -206,7 +206,7 @@ impl ModernClient {
         let mut on_drop = CancelOnDrop::new(&self.link, async move {
             let headers = [("MCP-Protocol-Version", VERSION), ("Mcp-Method", "notifications/cancelled")];
             let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-            let _ = link.wire.send_one_way(cancelled, headers).await;
+            let _ = link.wire.send_one_way(cancelled, headers, None).await;
         });
         if !self.server_info().idempotency {
             on_drop.disarm();

@@ -120,13 +120,18 @@ impl Lines {
     }
 
     pub(crate) async fn ready(&self) -> Result<u64, WireError> {
-        self.pipe().await?;
+        self.pipe(None).await?;
         Ok(self.generation.load(Ordering::Relaxed))
     }
 
-    async fn pipe(&self) -> Result<Arc<Pipe>, WireError> {
+    /// The pipe to the server, which is started unless it runs. Fails if it is not the start that is `wanted`.
+    async fn pipe(&self, wanted: Option<u64>) -> Result<Arc<Pipe>, WireError> {
         let mut current = self.pipe.lock().await;
-        if let Some(pipe) = current.as_ref().filter(|pipe| !pipe.routes.ended()) {
+        let running = current.as_ref().filter(|pipe| !pipe.routes.ended());
+        if wanted.is_some_and(|wanted| running.is_none() || wanted != self.generation.load(Ordering::Relaxed)) {
+            return Err(WireError::Unsent("the server has ended, and the session with it".to_owned()));
+        }
+        if let Some(pipe) = running {
             return Ok(pipe.clone());
         }
         if self.closed.load(Ordering::Acquire) {
@@ -160,7 +165,7 @@ impl Lines {
     }
 
     pub(crate) async fn request(&self, outgoing: OutgoingRequest) -> Result<LinesExchange, WireError> {
-        let pipe = self.pipe().await?;
+        let pipe = self.pipe(outgoing.generation).await?;
         let (sender, messages) = mpsc::channel(QUEUE);
         match pipe.routes.open.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             Some(open) => drop(open.insert(outgoing.id, sender)),
@@ -173,8 +178,8 @@ impl Lines {
         Ok(exchange)
     }
 
-    pub(crate) async fn send_one_way(&self, body: String) -> Result<(), WireError> {
-        let pipe = self.pipe().await?;
+    pub(crate) async fn send_one_way(&self, body: String, generation: Option<u64>) -> Result<(), WireError> {
+        let pipe = self.pipe(generation).await?;
         pipe.writer.send(body).await.map_err(|_| pipe.routes.lost())
     }
 

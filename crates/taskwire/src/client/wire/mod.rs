@@ -25,6 +25,8 @@ pub(crate) struct OutgoingRequest {
     pub(crate) headers: Vec<(String, String)>,
     /// The notification that cancels it, where closing the stream does not.
     pub(crate) cancel: Option<String>,
+    /// The start of the server's program that it is meant for, if it belongs to a session: another start does not know that.
+    pub(crate) generation: Option<u64>,
 }
 
 /// Why there is no response.
@@ -113,10 +115,15 @@ impl Wire {
     }
 
     /// Sends a notification or a response.
-    pub(crate) async fn send_one_way(&self, body: String, headers: Vec<(String, String)>) -> Result<(), WireError> {
+    pub(crate) async fn send_one_way(
+        &self,
+        body: String,
+        headers: Vec<(String, String)>,
+        generation: Option<u64>,
+    ) -> Result<(), WireError> {
         match self {
             Self::Http(http) => http.send_one_way(body, headers).await,
-            Self::Lines(lines) => lines.send_one_way(body).await,
+            Self::Lines(lines) => lines.send_one_way(body, generation).await,
         }
     }
 

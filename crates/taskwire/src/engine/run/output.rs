@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
 use taskwire_core::{
     Payload, Seq, TaskId,
-    task::{Authority, Blocks, Command, Outcome, Reject},
+    task::{Blocks, Command, Outcome, Reject},
 };
 
 use super::Run;
@@ -242,7 +242,7 @@ impl Run {
             OutputBatch { chunks, checkpoint: None } => Command::Append { chunks },
             OutputBatch { chunks, checkpoint: Some(checkpoint) } => Command::Save { chunks, checkpoint },
         };
-        let appended = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
+        let appended = self.submit_to(id, command).await;
         appended.map(drop).inspect_err(|error| {
             self.output_buffer.lock().fail(error.clone());
             self.output_buffer.has_room.notify_waiters();
@@ -280,7 +280,7 @@ impl Run {
         let _sending = self.send_lock.lock().await;
         let earlier = self.take_output()?;
         let chunks = earlier.chunks.iter().cloned().chain(own).collect();
-        let saved = self.engine.submit(id, Authority::Attempt(self.attempt), Command::Save { chunks, checkpoint }).await;
+        let saved = self.submit_to(id, Command::Save { chunks, checkpoint }).await;
         let Err(error) = saved else { return Ok(()) };
         let too_much = matches!(&error, Error::Rejected(reject) if reject.is_no_room_for_output());
         if too_much && !earlier.chunks.is_empty() {
@@ -294,7 +294,7 @@ impl Run {
 
     /// What must be added to an output that is the result: the blocks of the result that do not repeat it, or nothing if the run
     /// wrote the same. An error is not added to an empty output. `pending` is output that is not in the log yet.
-    pub(super) fn unwritten_result(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
+    pub(super) async fn unwritten_result(&self, id: TaskId, pending: &[Blocks], outcome: &Outcome) -> Vec<Blocks> {
         #[derive(Deserialize)]
         struct Content {
             content: Vec<Payload>,
@@ -307,7 +307,7 @@ impl Run {
             return self.chunks_of_result(&content);
         }
         let mut written = ContentDigest::default();
-        if self.digest_log(id, &mut written).is_err() {
+        if self.digest_log(id, &mut written).await.is_err() {
             return Vec::new();
         }
         pending.iter().for_each(|blocks| written.add_blocks(blocks.as_str()));
@@ -321,13 +321,14 @@ impl Run {
 
     /// The outcome of a loose run whose output is its result: all that it wrote, then what else it returned. A result that repeats the
     /// output stays as it is.
-    pub(super) fn result_with_output(&self, outcome: Outcome) -> Outcome {
+    pub(super) async fn result_with_output(&self, outcome: Outcome) -> Outcome {
         let Outcome::Completed { result, is_error } = &outcome else { return outcome };
         let mut chunks = self.take_output().unwrap_or_default().chunks;
         if chunks.is_empty() || self.repeated_blocks.load(Ordering::Relaxed) > 0 {
             return outcome;
         }
-        chunks.extend(self.unwritten_result(self.id, &chunks, &outcome));
+        let unwritten = self.unwritten_result(self.id, &chunks, &outcome).await;
+        chunks.extend(unwritten);
         let Ok(mut members) = result.read::<Map<String, Value>>() else { return outcome };
         let blocks = chunks.iter().flat_map(|blocks| serde_json::from_str::<Vec<Value>>(blocks.as_str()).unwrap_or_default());
         members.insert("content".to_owned(), blocks.collect());
@@ -342,11 +343,11 @@ impl Run {
     }
 
     /// Adds the chunks in the log to `written`.
-    fn digest_log(&self, id: TaskId, written: &mut ContentDigest) -> Result<(), Error> {
+    async fn digest_log(&self, id: TaskId, written: &mut ContentDigest) -> Result<(), Error> {
         let mut from = Seq(0);
         loop {
             let cursor = Cursor::output(from, READ_BACK_BYTES);
-            let Some(page) = self.engine.page(id, cursor)? else { return Ok(()) };
+            let Some(page) = self.engine.read_when_back(|engine| engine.page(id, cursor)).await? else { return Ok(()) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
                 written.add_blocks(chunk.blocks.as_str());

@@ -81,6 +81,10 @@ impl Plan {
         era: &mut impl CallEra,
     ) -> Result<Started, engine::Error> {
         let id = self.context.engine.new_id();
+        if self.spec.fingerprint.is_some() && (waiter.is_none() || self.spec.idempotency_key.is_some()) {
+            // Its caller finds the task by its id or by that key, whatever becomes of the call that it would join.
+            Arc::make_mut(&mut self.spec).fingerprint = None;
+        }
         if self.spec.idempotency_key.is_some() {
             // A client that gets no response repeats the call under its key, so hanging up must not stop the task: the waiter gets no work.
             let task = self.create(id, None, era.open_notes(id)).await?;
@@ -89,7 +93,7 @@ impl Plan {
         if let Some(waiter) = waiter {
             if self.spec.fingerprint.is_some() {
                 let notes = era.open_notes(id);
-                let joined = waiter.join_or_create(self.spec.clone(), self.arguments.clone(), self.continuation.clone(), notes).await;
+                let joined = waiter.join_or_create(id, self.spec.clone(), self.arguments.clone(), self.continuation.clone(), notes).await;
                 match joined {
                     Ok(task) => return Ok(Started::Task { joined: waiter.joined_started_at().is_some(), task }),
                     // The caller may have no further task: the call runs in memory, and no other call joins it.

@@ -90,6 +90,8 @@ pub(in crate::protocol) struct WaitingCall {
     linger: Duration,
     state: Mutex<State>,
     cancelled: AtomicBool,
+    /// Whether its client does not wait any longer.
+    given_up: AtomicBool,
     /// When the work that it joined began.
     joined_started_at: OnceLock<Timestamp>,
     /// Its byte stream and request id, by which the client cancels it.
@@ -127,6 +129,7 @@ impl Waiter {
             linger,
             state: Mutex::default(),
             cancelled: AtomicBool::new(named.is_some_and(|(stream, id)| context.calls.take_early_cancel(stream, id))),
+            given_up: AtomicBool::new(false),
             joined_started_at: OnceLock::new(),
             byte_stream_request: named.map(|(stream, id)| (stream.clone(), id.clone())),
         };
@@ -154,6 +157,7 @@ impl Waiter {
             linger,
             state: Mutex::new(State { awaited: Some(RunOrTask::Task(task.id)), counted: context.calls.add_waiter(task.id) }),
             cancelled: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
             joined_started_at: OnceLock::new(),
             byte_stream_request: None,
         };
@@ -291,9 +295,10 @@ impl Waiter {
         Ok(Some(task))
     }
 
-    /// Joins the work of a call that is the same, or creates the task that others join.
+    /// Joins the work of a call that is the same, or creates the task `id`, which others join.
     pub(in crate::protocol) async fn join_or_create(
         &self,
+        id: TaskId,
         spec: Arc<Spec>,
         request: Payload,
         resumed: Continuation,
@@ -306,8 +311,7 @@ impl Waiter {
             context.calls.recovered().await;
             let fingerprint = spec.fingerprint.clone().unwrap_or_default();
             let key = DedupeKey { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
-            // Of two calls at once, only one creates the task.
-            let _turn = context.calls.lock_create().await;
+            let _turn = context.calls.lock_create(&key).await;
             if let Some(task) = waiting.join_by_key(&key).await? {
                 return Ok(task);
             }
@@ -315,14 +319,15 @@ impl Waiter {
             if waiting.cancelled.load(Ordering::Acquire) {
                 return Err(engine::Error::Rejected(Reject::Ended));
             }
-            let receipt = context.engine.create(context.engine.new_id(), spec, request, &resumed, notes).await?;
-            let id = receipt.task.id;
-            context.calls.add_deduped(context, key, id);
-            *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
-            if waiting.cancelled.load(Ordering::Acquire) {
-                waiting.stop();
+            // If another node has created it meanwhile, the writer returns that one.
+            let task = context.engine.create(id, spec, request, &resumed, notes).await?.task;
+            context.calls.add_deduped(context, key, task.id);
+            *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(task.id)), counted: true };
+            if task.id != id {
+                waiting.set_joined(&task);
             }
-            Ok(receipt.task)
+            waiting.catch_up();
+            Ok(task)
         });
         joined.await.map_err(|_| engine::Error::Unavailable("the call could not be made".into()))?
     }
@@ -375,9 +380,15 @@ impl WaitingCall {
 
     fn wait_for(&self, work: RunOrTask) {
         lock(&self.state).awaited = Some(work);
-        // It may have been cancelled before it had work.
+        self.catch_up();
+    }
+
+    /// Does what its client wanted before it had work.
+    fn catch_up(&self) {
         if self.cancelled.load(Ordering::Acquire) {
             self.stop();
+        } else if self.given_up.load(Ordering::Acquire) {
+            self.give_up();
         }
     }
 
@@ -411,9 +422,7 @@ impl WaitingCall {
     fn set_joined(&self, task: &Task) {
         let _ = self.joined_started_at.set(task.began_at());
         tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %task.id, "a call joined the work of an earlier one");
-        if self.cancelled.load(Ordering::Acquire) {
-            self.stop();
-        }
+        self.catch_up();
     }
 
     /// The caller cancelled the call: its work stops, unless another call waits for it, too.
@@ -425,6 +434,8 @@ impl WaitingCall {
 
     /// The client does not wait any longer: the work lingers from now on, whenever the request itself ends.
     pub(in crate::protocol) fn give_up(&self) {
+        // The flag first: a call that gets its work just now then sees it.
+        self.given_up.store(true, Ordering::Release);
         let State { awaited: work, counted } = std::mem::take(&mut *lock(&self.state));
         if let Some(work) = work {
             linger::let_linger(self, work, counted);
@@ -440,7 +451,7 @@ impl WaitingCall {
         self.context.calls.forget(work.id());
         match work {
             RunOrTask::Run(run) => run.cancel(CANCELLED_BY_CALLER),
-            RunOrTask::Task(id) => self.context.engine.cancel_soon(self.caller.clone(), id, CANCELLED_BY_CALLER),
+            RunOrTask::Task(id) => self.context.engine.cancel_in_order(self.caller.clone(), id, CANCELLED_BY_CALLER),
         }
     }
 }

@@ -304,7 +304,8 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
     }
     let never = || Fault::new(400, code::INVALID_REQUEST, "this answers a question that was never asked");
     let (task, times, key) = id.and_then(parse_question_id).ok_or_else(never)?;
-    let known = context.engine.task(&session.caller, task)?.ok_or_else(never)?;
+    // A client does not send its response again, so this waits for a store that cannot be reached.
+    let known = context.engine.read_when_back(|engine| engine.task(&session.caller, task)).await?.ok_or_else(never)?;
     let key = QuestionKey::new(key);
     let input = known.questions.get(&key).ok_or_else(never)?;
     let is_open = input.answer.is_none() && known.outcome.is_none();
@@ -328,7 +329,7 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
         _ => return Err(invalid("a response has an object as its `result`, or an `error`, and not both".to_owned())),
     };
     let command = Command::Answer(vec![(key.clone(), answer)]);
-    let answered = context.engine.submit(task, Authority::Caller(session.caller.clone()), command).await;
+    let answered = context.engine.submit_when_back(task, Authority::Caller(session.caller.clone()), command).await;
     match answered {
         // The task may have ended meanwhile.
         Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => {

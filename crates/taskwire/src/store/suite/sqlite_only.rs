@@ -51,7 +51,7 @@ fn nothing_is_acknowledged_by_a_store_that_was_removed_or_replaced() {
         std::fs::remove_dir_all(&lab.dir.0).expect("removed");
         let another = replaced.then(|| SqliteStore::open(&lab.dir.0).expect("the place is free"));
         let write = driver.run(&append("a")).expect("it may write");
-        let lost = lab.store().commit(slice::from_ref(&write), &[]);
+        let lost = lab.store().commit_now(slice::from_ref(&write), &[]);
         assert!(matches!(&lost, Err(Error::Tampered { path, .. }) if *path == lab.dir.0.display().to_string()), "{replaced}: {lost:?}");
         drop(another);
     }
@@ -105,7 +105,7 @@ fn nothing_is_acknowledged_by_a_store_a_file_of_which_was_removed_replaced_or_cu
         lab.run(&mut driver, &append("a"));
         harm(&lab.dir.0.join(file));
         let write = driver.run(&append("b")).expect("it may write");
-        let lost = lab.store().commit(slice::from_ref(&write), &[]);
+        let lost = lab.store().commit_now(slice::from_ref(&write), &[]);
         assert!(matches!(&lost, Err(Error::Tampered { what, .. }) if what.contains(file)), "{n}: {file}: {lost:?}");
     }
 }
@@ -195,7 +195,7 @@ fn a_store_of_a_newer_release_is_refused() {
     lab.store = None;
     tool(&lab).pragma_update(None, "user_version", 99).expect("the format is set");
     let refused = SqliteStore::open(&lab.dir.0);
-    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 6, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TooNew { found: 99, known: 7, .. })), "{refused:?}");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_store_of_the_first_format_is_taken_over() {
     lab.run(&mut driver, &append("d"));
     let older = "UPDATE task SET head = json_remove(head, '$.changed'), checksum = NULL";
     tool(&lab).execute(older, []).expect("the head is as it once was");
-    let loaded = lab.store().load(driver.id).expect("the task is loaded").expect("it is there");
+    let loaded = lab.store().load_now(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!((loaded.visible_version, loaded.version), (Version(0), driver.task.as_ref().expect("it is there").version));
     let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(kept.iter().map(|chunk| (chunk.seq.0, chunk.first_block)).collect::<Vec<_>>(), [(0, 1), (1, 3), (2, 4)]);
@@ -247,7 +247,7 @@ fn what_a_task_counts_as_may_be_damaged_and_nothing_else_is_lost_by_it() {
         let id = &driver.id.as_bytes()[..];
         tool(&lab).execute(&format!("UPDATE task SET bytes = {damage} WHERE id = ?"), [id]).expect("it is damaged");
         lab.usage();
-        assert_eq!(lab.store().stored_bytes(driver.id).expect("it is read"), counted, "{damage}");
+        assert_eq!(lab.store().stored_bytes_now(driver.id).expect("it is read"), counted, "{damage}");
         driver.now += 1_000;
         lab.run(driver, &Command::Tick);
     }
@@ -266,14 +266,14 @@ fn the_file_becomes_smaller_when_tasks_are_forgotten() {
     for driver in &mut drivers {
         let life = [make(spec(), vec![]), Command::Append { chunks: chunks.clone() }, ends()[0].clone()];
         let writes: Vec<TaskWrite> = life.iter().map(|command| driver.run(command).expect("it may")).collect();
-        lab.store().commit(&writes, &[]).expect("its life is committed");
+        lab.store().commit_now(&writes, &[]).expect("its life is committed");
     }
     let large = pragma(&lab, "page_count");
     // The first stays, and is in the way of what comes after it.
     for driver in &mut drivers[1..] {
         driver.now += 1_000;
         let write = driver.run(&Command::Tick).expect("it is due");
-        lab.store().commit(&[write], &[]).expect("it is forgotten");
+        lab.store().commit_now(&[write], &[]).expect("it is forgotten");
     }
     assert!(pragma(&lab, "freelist_count") > large / 2, "there is much that nothing needs");
     let steps = (0..).take_while(|_| lab.store().reclaim().expect("it is tidied up")).count();
@@ -312,7 +312,7 @@ fn damaged_data_is_an_error_that_names_its_task() {
     tool(&lab).execute("UPDATE task SET head = '{\"id\":' WHERE id = ?", [id]).expect("the head is damaged");
     tool(&lab).execute("UPDATE log SET event = 'x' WHERE task = ?", [id]).expect("the event is damaged");
     let errors = [
-        lab.store().load(driver.id).expect_err("no task"),
+        lab.store().load_now(driver.id).expect_err("no task"),
         lab.reader().task(driver.id).expect_err("no head"),
         lab.reader().event(driver.id, Version(1)).expect_err("no event"),
     ];
@@ -322,8 +322,8 @@ fn damaged_data_is_an_error_that_names_its_task() {
     lab.check(&other);
 }
 
-/// Takes the names of format 6 back.
-const FORMAT_5: &str = "ALTER TABLE outbox RENAME TO told; ALTER TABLE told RENAME COLUMN position TO number; \
+/// Takes the names of format 6 back, and the table of format 7.
+const FORMAT_5: &str = "DROP TABLE dedupe; ALTER TABLE outbox RENAME TO told; ALTER TABLE told RENAME COLUMN position TO number; \
      ALTER TABLE told RENAME COLUMN first_version TO first; ALTER TABLE told RENAME COLUMN last_version TO last; \
      ALTER TABLE told RENAME COLUMN first_seq TO from_seq; DROP INDEX session_last_used; ALTER TABLE session RENAME COLUMN last_used TO seen; \
      CREATE INDEX session_seen ON session(seen); ALTER TABLE task RENAME COLUMN checksum TO sum; ALTER TABLE log RENAME COLUMN checksum TO sum; \
@@ -351,7 +351,7 @@ fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on
     let counted = lab.usage()[&CallerId::new("me")];
     assert!(counted.open == 1 && counted.bytes > 0, "they count, if only by and large: {counted:?}");
     assert_eq!(lab.session("one"), Some(session("one", "me", 1)));
-    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(driver.id));
+    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).expect("the key is read"), Some(driver.id));
     let unsummed = |lab: &Lab<SqliteStore>, table: &str| -> u64 {
         tool(lab)
             .query_row(&format!("SELECT count(*) FROM {table} WHERE checksum IS NULL"), [], |row| row.get(0))
@@ -371,8 +371,8 @@ fn looks(lab: &mut Lab<SqliteStore>, id: TaskId) -> Vec<(&'static str, Result<St
     let reader = lab.reader();
     let (me, one) = (CallerId::new("me"), SessionId::new("one"));
     vec![
-        ("load", lab.store().load(id).map(|task| format!("{task:?}"))),
-        ("key", reader.by_idempotency_key(&me, "k").map(|key| format!("{key:?}"))),
+        ("load", lab.store().load_now(id).map(|task| format!("{task:?}"))),
+        ("key", reader.by_key(CallKey::Idempotency(&me, "k")).map(|key| format!("{key:?}"))),
         ("task", reader.task(id).map(|task| format!("{task:?}"))),
         ("owner", reader.owner(id).map(|owner| format!("{owner:?}"))),
         ("created", reader.event(id, Version(1)).map(|event| format!("{event:?}"))),
@@ -476,7 +476,7 @@ fn a_key_whose_task_is_gone_is_no_reason_to_end_the_server() {
     lab.run(&mut gone, &keyed());
     tool(&lab).execute_batch("DELETE FROM task; DELETE FROM log;").expect("its rows are gone");
     lab.run(&mut next, &keyed());
-    assert_eq!(lab.reader().by_idempotency_key(&CallerId::new("me"), "k").expect("the key is read"), Some(next.id));
+    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).expect("the key is read"), Some(next.id));
 }
 
 #[test]

@@ -210,7 +210,7 @@ async fn a_shared_call_is_stopped_by_a_change_of_mind_and_not_by_a_loss_of_patie
                 settle().await;
             }
         };
-        with_timeout("the word to stop", stopped).await;
+        with_timeout(&format!("{way:?}: the word to stop"), stopped).await;
         fixture.until(id, Status::Cancelled).await;
         assert_eq!(gate.runs(), 1, "{way:?}");
         // What was called off is not what the next one wants.

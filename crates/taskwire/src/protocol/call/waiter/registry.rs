@@ -15,7 +15,7 @@ use taskwire_core::{
     task::{Event, Outcome, Task},
     wire::RequestId,
 };
-use tokio::sync::{MutexGuard, Notify, futures::Notified, watch};
+use tokio::sync::{Notify, OwnedMutexGuard, futures::Notified, watch};
 
 use super::{WaitingCall, lock};
 use crate::{
@@ -111,7 +111,8 @@ type OfTool = (CallerId, Arc<str>);
 
 #[derive(Debug, Default)]
 pub(crate) struct CallRegistry {
-    create_lock: tokio::sync::Mutex<()>,
+    /// The locks of keys for which a call is about to create a task.
+    creating: Mutex<HashMap<DedupeKey, Weak<tokio::sync::Mutex<()>>>>,
     /// Whether all tasks that recovery takes over are registered.
     recovered: watch::Sender<bool>,
     state: Mutex<RegistryState>,
@@ -170,9 +171,21 @@ impl CallRegistry {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until no other call creates a task that calls may join.
-    pub(super) async fn lock_create(&self) -> MutexGuard<'_, ()> {
-        self.create_lock.lock().await
+    /// Waits until no other call of this node that is the same creates a task: it knows then who waits for that task, and who has cancelled.
+    pub(super) async fn lock_create(&self, key: &DedupeKey) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut creating = lock(&self.creating);
+            if creating.len() >= KNOWN_MIN {
+                creating.retain(|_, turn| turn.strong_count() > 0);
+            }
+            let known = creating.get(key).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turn = Arc::default();
+                creating.insert(key.clone(), Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
     }
 
     /// Waits until all lingering work is durable.
@@ -232,7 +245,7 @@ impl CallRegistry {
             awaited
         });
         if !awaited {
-            context.engine.cancel_soon(caller.clone(), id, CANCELLED_BY_CALLER);
+            context.engine.cancel_in_order(caller.clone(), id, CANCELLED_BY_CALLER);
         }
     }
 
@@ -265,11 +278,13 @@ impl CallRegistry {
         }
     }
 
-    /// Lets other calls join the task that a call created and waits for.
+    /// Counts one more waiter of a task that calls share, and lets others join it.
     pub(super) fn add_deduped(&self, context: &Context, key: DedupeKey, id: TaskId) {
         self.prune(context);
-        let joinable = JoinableWork { dedupe: true, waiters: 1, ..JoinableWork::new(key, context) };
-        self.with(|known| known.insert(id, joinable));
+        self.with(|known| match known.joinable.get_mut(&id) {
+            Some(joinable) => joinable.waiters += 1,
+            None => known.insert(id, JoinableWork { dedupe: true, waiters: 1, ..JoinableWork::new(key, context) }),
+        });
     }
 
     /// Removes what nobody can join any more, if that is due.

@@ -1,0 +1,243 @@
+//! The clients of the workload: they call, read, answer, cancel, vanish and come back, each time on whichever node answers.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::json;
+use taskwire::{
+    client::{Answer, Call, Client, ClientCapabilities, Era, Error, Event, Options, Outcome, Reference, Status, Target, Timing},
+    clock::Clock,
+};
+use tokio::io::DuplexStream;
+
+use crate::{
+    observer::{Happening, Observer},
+    random::Dice,
+    tools::{line, word},
+};
+
+/// Opens a connection to a node that is up, if there is one.
+pub(crate) type Dial = Arc<dyn Fn() -> DuplexStream + Send + Sync>;
+
+/// All nodes together: each connection is to one of them.
+pub(crate) struct AnyNode(pub(crate) Dial);
+
+impl fmt::Debug for AnyNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AnyNode")
+    }
+}
+
+impl taskwire::client::Connect for AnyNode {
+    fn connect(&self) -> DuplexStream {
+        (self.0)()
+    }
+}
+
+/// One client of the workload.
+pub(crate) struct Actor {
+    pub(crate) dial: Dial,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) observer: Observer,
+    pub(crate) dice: Dice,
+    /// The next number of a call.
+    pub(crate) calls: Arc<Mutex<u64>>,
+    pub(crate) era: Era,
+    /// Whether no more calls are to be made.
+    pub(crate) is_over: Arc<AtomicBool>,
+}
+
+/// How a call went for one reader.
+enum Reading {
+    Done(Outcome),
+    /// It stopped reading; this is where it was.
+    Left(Reference),
+}
+
+impl Actor {
+    async fn connect(&self) -> Client {
+        loop {
+            let timing = Timing { give_up_after: Duration::from_secs(3600), ..Timing::default() };
+            let options = Options {
+                era: Some(self.era),
+                clock: self.clock.clone(),
+                capabilities: ClientCapabilities { form: true, ..ClientCapabilities::default() },
+                timing,
+                ..Options::default()
+            };
+            match Client::connect(Target::InProcess(Arc::new(AnyNode(self.dial.clone()))), options).await {
+                Ok(client) => return client,
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        }
+    }
+
+    /// Calls tools, until the world comes to rest.
+    pub(crate) async fn run(mut self) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(self.dice.between(10, 3_000))).await;
+            self.one_call().await;
+        }
+    }
+
+    fn next_call(&self) -> u64 {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        *calls += 1;
+        *calls
+    }
+
+    async fn one_call(&mut self) {
+        let tool =
+            ["steps", "steps", "fragile", "interview", "endless", "rude", "deduped"][usize::try_from(self.dice.below(7)).unwrap_or(0)];
+        let (call, size, pace) = (self.next_call(), self.dice.between(1, 20), self.dice.between(1, 800));
+        let client = self.connect().await;
+        let started = client.start(tool, json!({"call": call, "size": size, "pace": pace})).await;
+        let mut running = match started {
+            Ok(running) => running,
+            Err(error) => return self.observer.trace(&format!("call {call}: {tool} was not started: {error}")),
+        };
+        let mut text = String::new();
+        let mut client = client;
+        loop {
+            let (cancels, leaves) = (tool == "endless" || self.dice.happens(60_000), self.dice.happens(250_000));
+            let outcome = match self.read(&client, running, call, &mut text, cancels, leaves).await {
+                Ok(Reading::Done(outcome)) => outcome,
+                Ok(Reading::Left(reference)) => {
+                    self.observer.count(Happening::ReaderVanished);
+                    tokio::time::sleep(Duration::from_millis(self.dice.between(0, 4_000))).await;
+                    client = self.connect().await;
+                    match client.attach(&reference).await {
+                        Ok(again) => running = again,
+                        Err(error) => return self.observer.violated(format!("call {call} ({tool}) could not be resumed: {error}")),
+                    }
+                    self.observer.count(Happening::CallResumedElsewhere);
+                    continue;
+                }
+                // The outcome of a call that is no task is lost with its connection, and so is the work with its node.
+                Err(_) if tool == "rude" || tool == "fragile" => return,
+                Err(error) => return self.observer.violated(format!("call {call} ({tool}) broke off: {error}")),
+            };
+            return self.check(call, tool, size, &text, &outcome);
+        }
+    }
+
+    /// Reads a call to its end, or for a while.
+    async fn read(
+        &mut self,
+        client: &Client,
+        mut running: Call,
+        call: u64,
+        text: &mut String,
+        cancels: bool,
+        leaves: bool,
+    ) -> Result<Reading, Error> {
+        let (cancel_after, leave_after) = (self.dice.between(10, 8_000), self.dice.between(10, 6_000));
+        let cancel = tokio::time::sleep(Duration::from_millis(cancel_after));
+        let leave = tokio::time::sleep(Duration::from_millis(leave_after));
+        // An answer that did not arrive is given again.
+        let (retry, mut unanswered) = (tokio::time::sleep(Duration::ZERO), Vec::<String>::new());
+        tokio::pin!(cancel, leave, retry);
+        let (mut may_cancel, mut may_leave) = (cancels, leaves);
+        let mut reference = running.reference();
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = &mut cancel, if may_cancel => {
+                    may_cancel = false;
+                    self.cancel(client, &running, call).await;
+                    continue;
+                }
+                () = &mut leave, if may_leave => {
+                    may_leave = false;
+                    reference = running.reference().or(reference);
+                    match reference.take().filter(|reference| reference.task.is_some()) {
+                        Some(reference) => return Ok(Reading::Left(reference)),
+                        None => continue,
+                    }
+                }
+                () = &mut retry, if !unanswered.is_empty() => {
+                    let key = unanswered.remove(0);
+                    let answer = Answer::accept(json!({"word": word(call, &key)}));
+                    match running.answer(&key, answer).await {
+                        Ok(()) => self.observer.count(Happening::AnswerTaken),
+                        Err(error) => {
+                            self.observer.trace(&format!("call {call}: the answer to {key} failed: {error}"));
+                            unanswered.push(key);
+                        }
+                    }
+                    retry.as_mut().reset(tokio::time::Instant::now() + Duration::from_secs(1));
+                    continue;
+                }
+                event = running.next() => event,
+            };
+            match event {
+                None => return Err(Error::Target("the call ended without an end".to_owned())),
+                Some(event) => match event? {
+                    Event::Chunk(chunk) => text.push_str(&chunk.text()),
+                    Event::Gap { from, until } => self.observer.violated(format!("chunks {from} to {until} of call {call} are lost")),
+                    Event::Question(question) => {
+                        unanswered.push(question.key);
+                        retry.as_mut().reset(tokio::time::Instant::now());
+                    }
+                    Event::QuestionSettled { key } => unanswered.retain(|known| *known != key),
+                    Event::Done(outcome) => return Ok(Reading::Done(outcome)),
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    /// Cancels a call. What was acknowledged here must be seen on every other node at once.
+    async fn cancel(&mut self, client: &Client, running: &Call, call: u64) {
+        let Some(id) = running.reference().and_then(|reference| reference.task) else { return };
+        self.observer.trace(&format!("call {call} is cancelled"));
+        if client.cancel(&id).await.is_err() {
+            return;
+        }
+        self.observer.cancelled(call);
+        if self.era == Era::Modern {
+            let other = self.connect().await;
+            match other.task(&id).await {
+                Ok(task) if matches!(task.status, Status::Working | Status::InputRequired) => {
+                    self.observer.violated(format!("call {call} was cancelled, and another node says {}", task.status));
+                }
+                Ok(_) => {}
+                Err(error) => self.observer.trace(&format!("call {call}: its state could not be read: {error}")),
+            }
+        }
+    }
+
+    /// Whether a call ended as it must.
+    fn check(&self, call: u64, tool: &str, size: u64, text: &str, outcome: &Outcome) {
+        let shown = match outcome {
+            Outcome::Result(result) => format!("result {} {}", result.is_error, result.text()),
+            Outcome::Failed(error) => format!("failed {}", error.message),
+            Outcome::Cancelled { .. } => "cancelled".to_owned(),
+        };
+        self.observer.trace(&format!("call {call}: {tool} of {size} ended: {shown}"));
+        self.observer.ended(call, &shown);
+        let all: String = (0..size).map(|n| line(call, n)).collect();
+        let is_done = shown == format!("result false call {call} is done");
+        let was_cancelled = self.observer.was_cancelled(call);
+        let fits = match tool {
+            "steps" | "deduped" => (is_done && text == all) || (shown == "cancelled" && was_cancelled && all.starts_with(text)),
+            "fragile" if is_done => text == all || text.is_empty(),
+            "fragile" => all.starts_with(text) && (shown.contains("interrupted") || (shown == "cancelled" && was_cancelled)),
+            "interview" => {
+                let words: Vec<String> = (0..=size % 3).map(|n| word(call, &format!("q{n}"))).collect();
+                shown == format!("result false {}", words.join(" ")) || (shown == "cancelled" && was_cancelled)
+            }
+            "endless" => (shown == "cancelled" && was_cancelled) || (shown.contains("nobody cancelled") && !was_cancelled),
+            _ => true,
+        };
+        if !fits {
+            self.observer.violated(format!("call {call} ({tool} of {size}) ended as {shown:?} with the output {text:?}"));
+        }
+    }
+}

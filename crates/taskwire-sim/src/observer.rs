@@ -1,0 +1,163 @@
+//! What must hold, and what must happen at least sometimes. Tools, clients and the store report here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::clock::WorldClock;
+
+/// What the world counts; those that `MUST_HAPPEN` names fail a long run in which they never occurred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Happening {
+    Tick,
+    Commit,
+    Crash,
+    CrashBeforeCommit,
+    CrashAfterCommit,
+    Pause,
+    Outage,
+    ClockJump,
+    CommitInDoubt,
+    WakeUpLost,
+    Conflict,
+    TakeoverWhileAppending,
+    TwoNodesClaimedOneTask,
+    StaleAttemptRefused,
+    CancelRacedFinish,
+    LeaseLost,
+    CallEnded,
+    CallResumedElsewhere,
+    AnswerTaken,
+    CancelAcknowledged,
+    ReaderVanished,
+    DedupeJoined,
+}
+
+pub(crate) const MUST_HAPPEN: [Happening; 10] = [
+    Happening::TakeoverWhileAppending,
+    Happening::StaleAttemptRefused,
+    Happening::CancelRacedFinish,
+    Happening::WakeUpLost,
+    Happening::TwoNodesClaimedOneTask,
+    Happening::CommitInDoubt,
+    Happening::CallResumedElsewhere,
+    Happening::AnswerTaken,
+    Happening::CancelAcknowledged,
+    Happening::DedupeJoined,
+];
+
+/// What is known of one call of the workload.
+#[derive(Debug, Default)]
+struct CallState {
+    /// Attempts that began.
+    attempts: BTreeSet<u64>,
+    /// How it ended, as the first client to see that said.
+    outcome: Option<String>,
+    cancelled: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counts: BTreeMap<Happening, u64>,
+    violations: Vec<String>,
+    calls: BTreeMap<u64, CallState>,
+    trace: DefaultHasher,
+    lines: Option<Vec<String>>,
+}
+
+/// Takes reports, and says what was wrong.
+#[derive(Debug, Clone)]
+pub(crate) struct Observer {
+    state: Arc<Mutex<State>>,
+    clock: WorldClock,
+}
+
+impl Observer {
+    pub(crate) fn new(clock: WorldClock, keeps_lines: bool) -> Self {
+        let state = State { lines: keeps_lines.then(Vec::new), ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)), clock }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn count(&self, happening: Happening) {
+        *self.lock().counts.entry(happening).or_default() += 1;
+    }
+
+    pub(crate) fn counts(&self) -> BTreeMap<Happening, u64> {
+        self.lock().counts.clone()
+    }
+
+    /// Something that must never be.
+    pub(crate) fn violated(&self, what: String) {
+        let line = format!("{:>8} ms: {what}", self.clock.millis());
+        self.trace(&line);
+        self.lock().violations.push(line);
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    /// One line of what happened, in order. The same seed gives the same lines.
+    pub(crate) fn trace(&self, line: &str) {
+        (self.clock.millis(), line).hash(&mut self.lock().trace);
+        self.print(line);
+    }
+
+    /// A line that is only shown.
+    pub(crate) fn print(&self, line: &str) {
+        let millis = self.clock.millis();
+        if let Some(lines) = &mut self.lock().lines {
+            lines.push(format!("{millis:>8} {line}"));
+        }
+    }
+
+    pub(crate) fn trace_hash(&self) -> u64 {
+        self.lock().trace.finish()
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lock().lines.clone().unwrap_or_default()
+    }
+
+    /// An attempt of a call begins: each number once, however often the call was sent.
+    pub(crate) fn attempt_began(&self, call: u64, attempt: u64) {
+        let is_new = self.lock().calls.entry(call).or_default().attempts.insert(attempt);
+        self.trace(&format!("call {call}: attempt {attempt} begins"));
+        if !is_new {
+            self.violated(format!("attempt {attempt} of call {call} began twice"));
+        }
+    }
+
+    /// The store acknowledged something that an attempt did. No later attempt may have begun.
+    pub(crate) fn effect(&self, call: u64, attempt: u64) {
+        let last = self.lock().calls.entry(call).or_default().attempts.last().copied();
+        if last.is_some_and(|last| last > attempt) {
+            self.violated(format!("attempt {attempt} of call {call} had an effect after attempt {last:?} had begun"));
+        }
+    }
+
+    /// A cancellation was acknowledged.
+    pub(crate) fn cancelled(&self, call: u64) {
+        self.count(Happening::CancelAcknowledged);
+        self.lock().calls.entry(call).or_default().cancelled = true;
+    }
+
+    /// A client saw how a call ended: everybody must see the same.
+    pub(crate) fn ended(&self, call: u64, outcome: &str) {
+        self.count(Happening::CallEnded);
+        let before = self.lock().calls.entry(call).or_default().outcome.get_or_insert_with(|| outcome.to_owned()).clone();
+        if before != outcome {
+            self.violated(format!("call {call} ended as {before:?} and as {outcome:?}"));
+        }
+    }
+
+    pub(crate) fn was_cancelled(&self, call: u64) -> bool {
+        self.lock().calls.get(&call).is_some_and(|call| call.cancelled)
+    }
+}

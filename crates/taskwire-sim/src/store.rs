@@ -1,0 +1,440 @@
+//! A store that fails: between the engine of a node and the memory that all nodes share.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use taskwire::{
+    core::{
+        CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
+        task::{Event, Task},
+    },
+    store::{
+        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, OutboxItem, Page, Reader, Session, SessionChange, Store, TaskWrite,
+        Usage, Written,
+    },
+};
+
+use crate::{
+    clock::WorldClock,
+    observer::{Happening, Observer},
+    plant::Plant,
+    random::Dice,
+};
+
+/// How often things go wrong, in a million.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoreFaults {
+    pub(crate) crash_before: u64,
+    pub(crate) crash_after: u64,
+    pub(crate) away: u64,
+    pub(crate) in_doubt: u64,
+    pub(crate) lost_wakeup: u64,
+    pub(crate) late_wakeup: u64,
+    /// The longest commit, in milliseconds.
+    pub(crate) latency_max: u64,
+}
+
+/// What the world does to a node's connection with the store.
+#[derive(Debug)]
+pub(crate) struct NodeLink {
+    pub(crate) name: usize,
+    /// The node was killed: nothing of it reaches the store any more.
+    pub(crate) dead: AtomicBool,
+    /// A commit asks the world to kill the node now.
+    pub(crate) crash: AtomicBool,
+    /// Until when, in milliseconds of the world, the store cannot be reached.
+    pub(crate) away_until: AtomicI64,
+    /// By a planted bug, it was declared dead and goes on.
+    pub(crate) goes_on: AtomicBool,
+    pub(crate) clock: WorldClock,
+    pub(crate) observer: Observer,
+    pub(crate) faults: StoreFaults,
+    pub(crate) dice: Mutex<Dice>,
+    pub(crate) plant: Option<Plant>,
+}
+
+impl NodeLink {
+    fn happens(&self, per_million: u64) -> bool {
+        self.dice.lock().unwrap_or_else(PoisonError::into_inner).happens(per_million)
+    }
+
+    fn below(&self, end: u64) -> u64 {
+        self.dice.lock().unwrap_or_else(PoisonError::into_inner).below(end)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.clock.millis() < self.away_until.load(Ordering::Relaxed) {
+            return Err(away(false));
+        }
+        Ok(())
+    }
+
+    fn is_planted(&self, plant: Plant) -> bool {
+        self.plant == Some(plant)
+    }
+}
+
+fn away(in_doubt: bool) -> Error {
+    Error::Away { in_doubt, reason: "simulated".to_owned() }
+}
+
+/// The store of one start of a node.
+pub(crate) struct SimStore {
+    inner: MemoryStore,
+    link: Arc<NodeLink>,
+    /// Commits that a planted bug acknowledged before they were carried out.
+    unwritten: Vec<TaskWrite>,
+}
+
+impl SimStore {
+    pub(crate) fn new(inner: MemoryStore, link: Arc<NodeLink>) -> Self {
+        Self { inner, link, unwritten: Vec::new() }
+    }
+
+    /// Waits for ever if the node is dead.
+    async fn alive(&self) {
+        if self.link.dead.load(Ordering::Relaxed) || self.link.crash.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn crash(&self, happening: Happening) {
+        self.link.observer.count(happening);
+        self.link.crash.store(true, Ordering::Relaxed);
+        std::future::pending::<()>().await;
+    }
+
+    async fn apply(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
+        let mut writes = writes.to_vec();
+        let is_unfenced = self.link.is_planted(Plant::SkippedFence) || self.link.goes_on.load(Ordering::Relaxed);
+        for write in &mut writes {
+            if is_unfenced {
+                pretend_current(&mut self.inner, write).await?;
+            }
+            if self.link.is_planted(Plant::ReusedKey) {
+                let task = Arc::make_mut(&mut write.task);
+                Arc::make_mut(&mut task.spec).idempotency_key = None;
+            }
+        }
+        let written = self.inner.commit(&writes, sessions).await?;
+        for (write, written) in writes.iter().zip(&written) {
+            report(&self.link, write, written);
+        }
+        Ok(written)
+    }
+}
+
+/// Makes a write fit whatever version the task has now: what a store would do that does not compare versions.
+async fn pretend_current(inner: &mut MemoryStore, write: &mut TaskWrite) -> Result<(), Error> {
+    if let Some(task) = inner.load(write.task.id).await?
+        && write.first_version > Version(1)
+        && task.version.next() != write.first_version
+    {
+        write.first_version = task.version.next();
+        let mut changed = (*write.task).clone();
+        changed.version = Version(task.version.0 + write.events.len() as u64);
+        write.task = Arc::new(changed);
+    }
+    Ok(())
+}
+
+fn kinds(write: &TaskWrite) -> String {
+    let kind = |event: &Event| match event {
+        Event::Created { .. } => "created",
+        Event::Started { .. } => "started",
+        Event::Appended { .. } => "appended",
+        Event::StatusReported { .. } => "status",
+        Event::Asked { .. } => "asked",
+        Event::Answered { .. } => "answered",
+        Event::Saved { .. } => "saved",
+        Event::Completed { .. } => "completed",
+        Event::Failed(_) => "failed",
+        Event::Cancelled { .. } => "cancelled",
+        Event::Expired => "expired",
+    };
+    write.events.iter().map(kind).collect::<Vec<_>>().join("+")
+}
+
+fn report(link: &NodeLink, write: &TaskWrite, written: &Written) {
+    let task = &write.task;
+    let starts = write.events.iter().any(|event| matches!(event, Event::Started { .. }));
+    let said = match written {
+        Written::Done => {
+            if starts && task.output.next_seq > Seq(0) {
+                link.observer.count(Happening::TakeoverWhileAppending);
+            }
+            "done"
+        }
+        Written::Conflict(there) => {
+            link.observer.count(Happening::Conflict);
+            if let Some(there) = there {
+                if starts && there.attempt >= task.attempt {
+                    link.observer.count(Happening::TwoNodesClaimedOneTask);
+                }
+                if there.attempt > task.attempt && write.events.iter().any(|event| matches!(event, Event::Appended { .. })) {
+                    link.observer.count(Happening::StaleAttemptRefused);
+                }
+                let cancels = write.events.iter().any(|event| matches!(event, Event::Cancelled { .. }));
+                let ends = write.events.iter().any(|event| matches!(event, Event::Completed { .. } | Event::Failed(_)));
+                if (cancels || ends) && there.ended.is_some() {
+                    link.observer.count(Happening::CancelRacedFinish);
+                }
+            }
+            "conflict"
+        }
+        Written::KeyTaken(_) => {
+            link.observer.count(Happening::DedupeJoined);
+            "key taken"
+        }
+    };
+    let line = format!("node {}: {} v{} {} of {}: {said}", link.name, task.id, task.version, kinds(write), task.spec.tool);
+    link.observer.trace(&line);
+}
+
+impl Store for SimStore {
+    const BLOCKS: bool = false;
+
+    async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.alive().await;
+        self.link.check()?;
+        self.inner.load(id).await
+    }
+
+    async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+        self.alive().await;
+        self.link.check()?;
+        self.inner.stored_bytes(id).await
+    }
+
+    async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
+        self.alive().await;
+        self.link.observer.count(Happening::Commit);
+        self.link.check()?;
+        let faults = self.link.faults;
+        let latency = self.link.below(faults.latency_max + 1);
+        if latency > 0 {
+            tokio::time::sleep(Duration::from_millis(latency)).await;
+            self.alive().await;
+            self.link.check()?;
+        }
+        if self.link.happens(faults.crash_before) {
+            self.crash(Happening::CrashBeforeCommit).await;
+        }
+        if self.link.happens(faults.away) {
+            return Err(away(false));
+        }
+        let in_doubt = self.link.happens(faults.in_doubt);
+        if in_doubt {
+            self.link.observer.count(Happening::CommitInDoubt);
+            if self.link.happens(500_000) {
+                return Err(away(true));
+            }
+        }
+        if self.link.is_planted(Plant::AcknowledgeBeforeCommit) {
+            // It says that this batch is durable, and carries out the one before.
+            let before = std::mem::replace(&mut self.unwritten, writes.to_vec());
+            self.apply(&before, sessions).await?;
+            return Ok(vec![Written::Done; writes.len()]);
+        }
+        let written = self.apply(writes, sessions).await?;
+        if in_doubt {
+            return Err(away(true));
+        }
+        if self.link.happens(faults.crash_after) {
+            self.crash(Happening::CrashAfterCommit).await;
+        }
+        Ok(written)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.inner.epoch()
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.inner.secret()
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        Arc::new(SimReader { inner: self.inner.reader(), link: self.link.clone(), stale: Mutex::default() })
+    }
+
+    fn cluster(&self) -> Option<Arc<dyn Cluster>> {
+        Some(Arc::new(SimCluster { inner: self.inner.cluster()?, link: self.link.clone() }))
+    }
+}
+
+struct SimReader {
+    inner: Arc<dyn Reader>,
+    link: Arc<NodeLink>,
+    /// Tasks as they once were, for a planted cache that nobody invalidates.
+    stale: Mutex<std::collections::BTreeMap<TaskId, Task>>,
+}
+
+impl SimReader {
+    fn inner(&self) -> Result<&dyn Reader, Error> {
+        self.link.check()?;
+        Ok(&*self.inner)
+    }
+}
+
+impl Reader for SimReader {
+    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
+        let task = self.inner()?.task(id)?;
+        if self.link.is_planted(Plant::CacheNotInvalidated)
+            && let Some(task) = &task
+        {
+            let mut stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok(Some(stale.entry(id).or_insert_with(|| task.clone()).clone()));
+        }
+        Ok(task)
+    }
+
+    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+        self.inner()?.event(id, version)
+    }
+
+    fn page(&self, id: TaskId, mut cursor: Cursor) -> Result<Option<Page>, Error> {
+        if self.link.is_planted(Plant::CursorOffByOne) {
+            cursor.from = cursor.from.map(|from| if from > Seq(0) { from.next() } else { from });
+        }
+        self.inner()?.page(id, cursor)
+    }
+
+    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+        self.inner()?.chunk_range(id)
+    }
+
+    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
+        self.inner()?.owner(id)
+    }
+
+    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.inner()?.due_tasks(now, limit)
+    }
+
+    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
+        self.inner()?.next_due(after)
+    }
+
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.inner()?.open_tasks(after, limit)
+    }
+
+    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        self.inner()?.tasks_of(caller, before, limit)
+    }
+
+    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
+        self.inner()?.by_key(key)
+    }
+
+    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
+        self.inner()?.session(id)
+    }
+
+    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
+        self.inner()?.outbox(id, after, limit)
+    }
+
+    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
+        self.inner()?.outbox_end(id)
+    }
+
+    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
+        self.inner()?.idle_sessions(caller, before, keep)
+    }
+
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        self.inner()?.usage()
+    }
+}
+
+struct SimCluster {
+    inner: Arc<dyn Cluster>,
+    link: Arc<NodeLink>,
+}
+
+impl SimCluster {
+    fn reach<'a, T: Send + 'a>(&'a self, future: BoxFuture<'a, Result<T, Error>>) -> BoxFuture<'a, Result<T, Error>> {
+        match self.link.check() {
+            Ok(()) => future,
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+}
+
+impl Cluster for SimCluster {
+    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
+        if let Err(error) = self.link.check() {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        Box::pin(async move {
+            let renewed = self.inner.renew(epoch).await?;
+            if renewed.is_none() {
+                self.link.observer.count(Happening::LeaseLost);
+                if self.link.is_planted(Plant::StaleNodeGoesOn) {
+                    self.link.goes_on.store(true, Ordering::Relaxed);
+                    let now = taskwire::clock::Clock::now(&self.link.clock);
+                    return Ok(Some(Lease { now, lasts: Duration::from_secs(6) }));
+                }
+            }
+            Ok(renewed)
+        })
+    }
+
+    fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>> {
+        self.reach(self.inner.rejoin())
+    }
+
+    fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
+        self.reach(self.inner.leave(epoch))
+    }
+
+    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
+        self.reach(Box::pin(async move { self.inner.stranded_tasks(limit).await }))
+    }
+
+    fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
+        if self.link.is_planted(Plant::LostWakeUp) {
+            return Box::pin(std::future::ready(Err(away(false))));
+        }
+        self.reach(self.inner.versions(ids))
+    }
+
+    fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
+        self.reach(self.inner.usage_of(caller))
+    }
+
+    fn announce(&self, changes: Changes) {
+        if self.link.dead.load(Ordering::Relaxed) {
+            return;
+        }
+        let faults = self.link.faults;
+        if self.link.check().is_err() || self.link.happens(faults.lost_wakeup) || self.link.is_planted(Plant::LostWakeUp) {
+            self.link.observer.count(Happening::WakeUpLost);
+            return;
+        }
+        if self.link.happens(faults.late_wakeup) {
+            let (inner, late) = (self.inner.clone(), self.link.below(3_000));
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(late)).await;
+                // Late, and twice.
+                inner.announce(changes.clone());
+                inner.announce(changes);
+            });
+            return;
+        }
+        self.inner.announce(changes);
+    }
+
+    fn next_changes(&self) -> BoxFuture<'_, Changes> {
+        self.inner.next_changes()
+    }
+}

@@ -1,0 +1,432 @@
+//! The world: nodes on machines of their own, the store that they share, their clients, and what goes wrong.
+//!
+//! Each machine is a tokio runtime on this one thread, whose time is virtual. The world gives each of them a few milliseconds in turn, in
+//! an order that the dice choose. A machine that is killed is dropped; one that is stopped gets no turn.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context;
+use taskwire::{
+    client::Era,
+    clock::Clock,
+    core::{
+        Limits, Seq, Version,
+        task::{Event, create, evolve},
+    },
+    server::{Config, EngineConfig, Server},
+    store::{Cursor, LogItem, Memory, Reader},
+};
+use tokio::{io::DuplexStream, runtime::Runtime};
+
+use crate::{
+    clients::{Actor, Dial},
+    clock::{MachineClock, WorldClock},
+    observer::{Happening, Observer},
+    plant::Plant,
+    random::Dice,
+    store::{NodeLink, SimStore, StoreFaults},
+    tee::Tee,
+    tools,
+};
+
+const NODES: usize = 3;
+const CLIENTS: usize = 6;
+/// Bytes between a client and a node.
+const PIPE_BYTES: usize = 64 * 1024;
+/// How long the world has to come to rest when nothing goes wrong any more.
+const REST_MILLIS: i64 = 180_000;
+
+/// How often things happen to nodes, in a million turns of the world.
+#[derive(Debug, Clone, Copy)]
+struct Faults {
+    crash: u64,
+    pause: u64,
+    outage: u64,
+    outage_of_all: u64,
+    clock_jump: u64,
+    store: StoreFaults,
+}
+
+impl Faults {
+    /// Each world has its own mixture.
+    fn new(dice: &mut Dice) -> Self {
+        let mut often = |most: u64| if dice.happens(300_000) { 0 } else { dice.below(most) };
+        Self {
+            crash: often(800),
+            pause: often(600),
+            outage: often(600),
+            outage_of_all: often(200),
+            clock_jump: often(500),
+            store: StoreFaults {
+                crash_before: often(8_000),
+                crash_after: often(8_000),
+                away: often(20_000),
+                in_doubt: often(20_000),
+                lost_wakeup: often(500_000),
+                late_wakeup: often(300_000),
+                latency_max: often(25),
+            },
+        }
+    }
+
+    const fn none() -> Self {
+        let store = StoreFaults { crash_before: 0, crash_after: 0, away: 0, in_doubt: 0, lost_wakeup: 0, late_wakeup: 0, latency_max: 3 };
+        Self { crash: 0, pause: 0, outage: 0, outage_of_all: 0, clock_jump: 0, store }
+    }
+}
+
+/// A machine with a runtime of its own, in virtual time.
+struct Machine {
+    runtime: Runtime,
+    /// Milliseconds of the world that it has not lived through yet.
+    behind: u64,
+}
+
+impl Machine {
+    fn new() -> Result<Self, anyhow::Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+        Ok(Self { runtime, behind: 0 })
+    }
+
+    fn turn(&mut self, millis: u64) {
+        let behind = std::mem::take(&mut self.behind);
+        self.runtime.block_on(async {
+            if behind > 0 {
+                // It was stopped: its clock went on, and everything that was due meanwhile is due now.
+                tokio::time::advance(Duration::from_millis(behind)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+        });
+    }
+}
+
+/// A start of a node.
+struct Running {
+    machine: Machine,
+    server: Server,
+    link: Arc<NodeLink>,
+}
+
+struct Node {
+    running: Option<Running>,
+    /// When it starts, or goes on, if it does not run: milliseconds of the world.
+    until: i64,
+    is_paused: bool,
+    clock_error: Arc<AtomicI64>,
+}
+
+/// Which servers are up, for clients that connect.
+type Servers = Arc<Mutex<Vec<(Server, tokio::runtime::Handle)>>>;
+
+pub(crate) struct World {
+    clock: WorldClock,
+    memory: Memory,
+    nodes: Vec<Node>,
+    clients: Machine,
+    servers: Servers,
+    is_over: Arc<AtomicBool>,
+    /// One for each client that has not finished.
+    actors: Vec<tokio::task::JoinHandle<()>>,
+    observer: Observer,
+    dice: Dice,
+    faults: Faults,
+    plant: Option<Plant>,
+    /// Whether the trace has the messages between clients and nodes.
+    shows_wire: bool,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, plant: Option<Plant>, keeps_lines: bool, shows_wire: bool) -> Result<Self, anyhow::Error> {
+        let mut dice = Dice::new(seed);
+        let clock = WorldClock::default();
+        let observer = Observer::new(clock.clone(), keeps_lines);
+        let memory = Memory::with_clock(Arc::new(clock.clone()));
+        let faults = Faults::new(&mut dice);
+        let nodes = (0..NODES).map(|_| Node { running: None, until: 0, is_paused: false, clock_error: Arc::default() }).collect();
+        Ok(Self {
+            clock,
+            memory,
+            nodes,
+            clients: Machine::new()?,
+            servers: Arc::default(),
+            is_over: Arc::default(),
+            actors: Vec::new(),
+            observer,
+            dice,
+            faults,
+            plant,
+            shows_wire,
+        })
+    }
+
+    /// Lets the world go on for some virtual time with faults, then come to rest without, and says what was wrong.
+    pub(crate) fn run(mut self, millis: i64) -> Result<Observer, anyhow::Error> {
+        self.start_clients();
+        while self.clock.millis() < millis && self.observer.violations().is_empty() {
+            self.turn()?;
+        }
+        self.heal()?;
+        let rest = self.clock.millis() + REST_MILLIS;
+        while self.observer.violations().is_empty() && !self.is_at_rest()? {
+            if self.clock.millis() > rest {
+                self.report_open()?;
+                break;
+            }
+            self.turn()?;
+        }
+        self.check_logs()?;
+        Ok(self.observer)
+    }
+
+    fn start_clients(&mut self) {
+        let calls: Arc<Mutex<u64>> = Arc::default();
+        let dial = self.dial();
+        for n in 0..CLIENTS {
+            let era = if n % 3 == 2 { Era::Legacy } else { Era::Modern };
+            let (dial, calls, dice, observer) = (dial.clone(), calls.clone(), self.dice.fork(), self.observer.clone());
+            let is_over = self.is_over.clone();
+            self.actors.push(self.clients.runtime.spawn(async move {
+                let clock = Arc::new(MachineClock::new(Duration::ZERO, Arc::default()));
+                Actor { dial, clock, observer, dice, calls, era, is_over }.run().await;
+            }));
+        }
+    }
+
+    /// A connection goes to one of the servers that are up; if there is none, it is closed at once.
+    fn dial(&mut self) -> Dial {
+        let (servers, dice) = (self.servers.clone(), Mutex::new(self.dice.fork()));
+        let reported = self.shows_wire.then(|| self.observer.clone());
+        Arc::new(move || -> DuplexStream {
+            let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+            let servers = servers.lock().unwrap_or_else(PoisonError::into_inner);
+            let chosen = dice.lock().unwrap_or_else(PoisonError::into_inner).below(servers.len() as u64);
+            if let Some((server, handle)) = servers.get(usize::try_from(chosen).unwrap_or(0)) {
+                let server = server.clone();
+                let (input, output) = tokio::io::split(theirs);
+                let (input, output) = (Tee::new(input, '>', reported.clone()), Tee::new(output, '<', reported.clone()));
+                handle.spawn(async move {
+                    // A client that goes away is no error.
+                    let _ = server.serve_stream(input, output, std::future::pending()).await;
+                });
+            }
+            ours
+        })
+    }
+
+    fn turn(&mut self) -> Result<(), anyhow::Error> {
+        self.observer.count(Happening::Tick);
+        let millis = self.dice.between(1, 5);
+        self.hurt()?;
+        let mut order: Vec<usize> = (0..=NODES).collect();
+        self.dice.shuffle(&mut order);
+        for at in order {
+            if at == NODES {
+                self.clients.turn(millis);
+                continue;
+            }
+            let is_paused = self.nodes[at].is_paused;
+            let Some(running) = &mut self.nodes[at].running else { continue };
+            if is_paused {
+                running.machine.behind += millis;
+                continue;
+            }
+            running.machine.turn(millis);
+            if running.link.crash.load(Ordering::Relaxed) {
+                self.kill(at);
+            }
+        }
+        self.clock.0.fetch_add(i64::try_from(millis)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets things go wrong, and nodes come back.
+    fn hurt(&mut self) -> Result<(), anyhow::Error> {
+        let now = self.clock.millis();
+        for at in 0..NODES {
+            if now >= self.nodes[at].until {
+                if self.nodes[at].running.is_none() {
+                    self.start(at)?;
+                } else if std::mem::take(&mut self.nodes[at].is_paused) {
+                    self.observer.trace(&format!("node {at} goes on"));
+                    self.update_servers();
+                }
+            }
+            if self.nodes[at].running.is_none() || self.nodes[at].is_paused {
+                continue;
+            }
+            if self.dice.happens(self.faults.crash) {
+                self.kill(at);
+            } else if self.dice.happens(self.faults.pause) {
+                self.observer.count(Happening::Pause);
+                self.observer.trace(&format!("node {at} is stopped"));
+                self.nodes[at].is_paused = true;
+                self.nodes[at].until = now + i64::try_from(self.dice.between(100, 15_000))?;
+                self.update_servers();
+            } else if self.dice.happens(self.faults.outage) {
+                let millis = self.dice.between(50, 12_000);
+                self.cut_off(at, millis)?;
+            } else if self.dice.happens(self.faults.clock_jump) {
+                self.observer.count(Happening::ClockJump);
+                let error = i64::try_from(self.dice.below(7_200_000))? - 3_600_000;
+                self.nodes[at].clock_error.store(error, Ordering::Relaxed);
+            }
+        }
+        if self.dice.happens(self.faults.outage_of_all) {
+            let millis = self.dice.between(50, 15_000);
+            for at in 0..NODES {
+                self.cut_off(at, millis)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cut_off(&mut self, at: usize, millis: u64) -> Result<(), anyhow::Error> {
+        if let Some(running) = &self.nodes[at].running {
+            self.observer.count(Happening::Outage);
+            self.observer.trace(&format!("node {at} cannot reach the store for {millis} ms"));
+            running.link.away_until.store(self.clock.millis() + i64::try_from(millis)?, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, at: usize) -> Result<(), anyhow::Error> {
+        self.observer.trace(&format!("node {at} starts"));
+        let link = Arc::new(NodeLink {
+            name: at,
+            dead: AtomicBool::new(false),
+            crash: AtomicBool::new(false),
+            away_until: AtomicI64::new(0),
+            goes_on: AtomicBool::new(false),
+            clock: self.clock.clone(),
+            observer: self.observer.clone(),
+            faults: self.faults.store,
+            dice: Mutex::new(self.dice.fork()),
+            plant: self.plant,
+        });
+        let machine = Machine::new()?;
+        let store = SimStore::new(self.memory.open_node(), link.clone());
+        let error = self.nodes[at].clock_error.clone();
+        let tools = tools::all(&self.observer)?;
+        let base = Duration::from_millis(u64::try_from(self.clock.millis())?);
+        let config = Config {
+            engine: EngineConfig { limits: Limits { disk_reserve_bytes: 0, ..Limits::DEFAULT }, ..EngineConfig::default() },
+            attempts_max: 1_000_000,
+            retention: None,
+            ..Config::default()
+        };
+        let server = machine.runtime.block_on(async move {
+            let clock: Arc<dyn Clock> = Arc::new(MachineClock::new(base, error));
+            Server::start_with_clock(tools, store, config, clock)
+        })?;
+        let taker = server.clone();
+        machine.runtime.spawn(async move {
+            // A connection that never says anything: with the first one, the node begins to take over what others left.
+            let (_ours, theirs) = tokio::io::duplex(64);
+            let (input, output) = tokio::io::split(theirs);
+            let _ = taker.serve_stream(input, output, std::future::pending()).await;
+        });
+        self.nodes[at].running = Some(Running { machine, server, link });
+        self.update_servers();
+        Ok(())
+    }
+
+    fn kill(&mut self, at: usize) {
+        let Some(running) = self.nodes[at].running.take() else { return };
+        self.observer.count(Happening::Crash);
+        self.observer.trace(&format!("node {at} is killed"));
+        running.link.dead.store(true, Ordering::Relaxed);
+        self.nodes[at].until = self.clock.millis() + i64::try_from(self.dice.between(0, 12_000)).unwrap_or(0);
+        self.update_servers();
+        let Running { machine, server, .. } = running;
+        let context = machine.runtime.enter();
+        drop(server);
+        drop(context);
+        drop(machine);
+    }
+
+    /// Clients connect to nodes that run; a stopped one accepts connections too, and says nothing.
+    fn update_servers(&mut self) {
+        let up = self.nodes.iter().filter_map(|node| node.running.as_ref());
+        *self.servers.lock().unwrap_or_else(PoisonError::into_inner) =
+            up.map(|running| (running.server.clone(), running.machine.runtime.handle().clone())).collect();
+    }
+
+    /// From now on nothing goes wrong.
+    fn heal(&mut self) -> Result<(), anyhow::Error> {
+        self.observer.trace("nothing goes wrong any more");
+        self.faults = Faults::none();
+        self.is_over.store(true, Ordering::Relaxed);
+        for at in 0..NODES {
+            self.nodes[at].until = 0;
+            if self.nodes[at].running.is_some() && !self.nodes[at].is_paused {
+                self.kill(at);
+                self.nodes[at].until = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all tasks have ended, and all clients know it.
+    fn is_at_rest(&self) -> Result<bool, anyhow::Error> {
+        Ok(self.actors.iter().all(tokio::task::JoinHandle::is_finished) && self.memory.open_tasks(None, 1)?.is_empty())
+    }
+
+    fn report_open(&self) -> Result<(), anyhow::Error> {
+        let waiting = self.actors.iter().filter(|actor| !actor.is_finished()).count();
+        if waiting > 0 {
+            self.observer.violated(format!("{waiting} clients still wait for the end of their calls"));
+        }
+        for id in self.memory.open_tasks(None, 5)? {
+            let task = self.memory.task(id)?.context("it is open")?;
+            self.observer.violated(format!("task {id} of `{}` never ended: {} in attempt {}", task.spec.tool, task.status(), task.attempt));
+        }
+        Ok(())
+    }
+
+    /// The log of each task makes the task, its versions and chunks without a gap.
+    fn check_logs(&self) -> Result<(), anyhow::Error> {
+        for (caller, _) in self.memory.usage()? {
+            for id in self.memory.tasks_of(&caller, None, usize::MAX)? {
+                let stored = self.memory.task(id)?.context("it is listed")?;
+                let (mut task, mut cursor) =
+                    (None, Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX });
+                while let Some(page) = self.memory.page(id, cursor)? {
+                    for item in page.items {
+                        let (version, at, event) = match item {
+                            LogItem::Event(stored) => (stored.version, stored.at, stored.event),
+                            LogItem::Chunk(chunk) => {
+                                cursor.from = Some(chunk.seq.next());
+                                let event = Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks: chunk.blocks };
+                                (chunk.version, stored.created_at, event)
+                            }
+                            _ => continue,
+                        };
+                        match &mut task {
+                            None => task = Some(create(id, &event, at)),
+                            Some(task) => {
+                                // What is missing was a checkpoint each.
+                                task.saves += version.0 - 1 - task.version.0;
+                                task.version = Version(version.0 - 1);
+                                evolve(task, &event, at);
+                            }
+                        }
+                    }
+                    cursor.after = page.upto;
+                    if !page.more {
+                        break;
+                    }
+                }
+                if task.as_ref() != Some(&stored) {
+                    self.observer.violated(format!("the log of task {id} makes another task than the stored one: {task:?} and {stored:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

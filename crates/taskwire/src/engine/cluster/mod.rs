@@ -1,0 +1,45 @@
+//! What a node does where several share a store: it keeps its lease, hears what others change, and takes over what dead nodes left.
+
+mod changes;
+mod clock;
+mod lease;
+mod takeover;
+
+use std::sync::Arc;
+
+use taskwire_core::task::Task;
+
+use self::{clock::ClusterClock, lease::LeaseState};
+use super::Engine;
+use crate::{clock::Clock, store::Cluster};
+
+/// This node among the others.
+pub(super) struct Membership {
+    pub(super) cluster: Arc<dyn Cluster>,
+    /// The time of the store.
+    pub(super) clock: Arc<dyn Clock>,
+    store_time: Arc<ClusterClock>,
+    lease: LeaseState,
+}
+
+impl Membership {
+    pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>) -> Self {
+        let store_time = Arc::new(ClusterClock::new(local.clone()));
+        Self { cluster, clock: store_time.clone(), store_time, lease: LeaseState::new(local.monotonic()) }
+    }
+}
+
+/// Begins to keep the lease and to hear of changes, where there are other nodes.
+pub(super) fn begin(engine: &Engine) {
+    if engine.is_shared() {
+        let weak = engine.weak();
+        engine.spawn(lease::keep(weak.clone()));
+        engine.spawn(changes::hear(weak.clone()));
+        engine.spawn(changes::poll(weak));
+    }
+}
+
+/// Takes over what dead nodes left, again and again. Calls `seen` with each task that was taken over, and with `None` once, after the first look.
+pub(super) fn recover(engine: &Engine, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
+    engine.spawn(takeover::run(engine.weak(), seen));
+}

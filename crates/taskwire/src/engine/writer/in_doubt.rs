@@ -1,0 +1,49 @@
+//! Finds out what became of a commit whose answer was lost.
+
+use taskwire_core::{Seq, Version, task::Event};
+
+use super::batch::Batch;
+use crate::{
+    engine::Engine,
+    store::{self, Cursor, ErrorKind, LogItem, Store, TaskWrite, Written},
+};
+
+/// What became of each write of a batch. Waits until the store can be read.
+pub(super) async fn find_out(engine: &Engine, store: &mut impl Store, batch: &Batch) -> Result<Vec<Written>, store::Error> {
+    let mut written = Vec::with_capacity(batch.writes.len());
+    while let Some(write) = batch.writes.get(written.len()) {
+        match is_written(engine, store, write).await {
+            Ok(true) => written.push(Written::Done),
+            Ok(false) => written.push(Written::Conflict(None)),
+            Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) => {
+                engine.0.clock.sleep(super::RETRY_DELAY_MAX).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(written)
+}
+
+/// Whether the log has the events of this write at their versions. A checkpoint or a chunk may have been replaced or dropped since; but then
+/// nothing else is at its version, since only the attempt that wrote it could have written there.
+async fn is_written(engine: &Engine, store: &mut impl Store, write: &TaskWrite) -> Result<bool, store::Error> {
+    let id = write.task.id;
+    let Some(task) = store.load(id).await? else { return Ok(matches!(write.events.last(), Some(Event::Expired))) };
+    if task.version < write.task.version {
+        return Ok(false);
+    }
+    let first_seq = write.events.iter().find_map(|event| if let Event::Appended { seq, .. } = event { Some(*seq) } else { None });
+    let cursor = Cursor {
+        after: Version(write.first_version.0 - 1),
+        from: Some(first_seq.unwrap_or(Seq(u64::MAX))),
+        max_bytes: usize::MAX,
+        max_chunks: write.events.len(),
+    };
+    let Some(page) = engine.reader().page(id, cursor)? else { return Ok(false) };
+    let event_at = |version: Version| write.events.get(usize::try_from(version.0.checked_sub(write.first_version.0)?).ok()?);
+    Ok(page.items.iter().all(|item| match item {
+        LogItem::Event(stored) => event_at(stored.version).is_none_or(|event| *event == stored.event),
+        LogItem::Chunk(chunk) => event_at(chunk.version)
+            .is_none_or(|event| matches!(event, Event::Appended { seq, blocks, .. } if *seq == chunk.seq && *blocks == chunk.blocks)),
+    }))
+}

@@ -1,0 +1,488 @@
+//! Tasks in memory, for tests, for simulation, and for servers whose tasks may end with them. Several nodes can share one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+    ops::{Bound, Range},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use taskwire_core::{
+    CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
+    task::{Event, Task, wants},
+};
+use tokio::sync::Notify;
+
+use super::{
+    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, OutboxItem, PAGE_EVENTS, Page, Reader, Session, SessionChange, Store,
+    StoredEvent, TaskWrite, UnmergedPage, Usage, Written,
+};
+use crate::clock::{Clock, SystemClock, random_bytes};
+
+/// How long a lease lasts.
+const LEASE: Duration = Duration::from_secs(6);
+/// How many announcements wait for a node; more become one that says nothing in particular.
+const CHANGES_MAX: usize = 256;
+
+/// What stores in memory share: the tasks of all nodes.
+#[derive(Clone)]
+pub struct Memory(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+    secret: [u8; 32],
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("tasks", &self.lock().tasks.len()).finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    /// Nothing yet; leases expire by `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        let mut secret = [0; 32];
+        random_bytes(&mut secret);
+        Self(Arc::new(Shared { state: Mutex::default(), clock, secret }))
+    }
+
+    /// A store for the only node that uses this memory at a time.
+    #[must_use]
+    pub fn open(&self) -> MemoryStore {
+        MemoryStore { epoch: self.next_epoch(), memory: self.clone(), node: None }
+    }
+
+    /// A store for one of several nodes.
+    #[must_use]
+    pub fn open_node(&self) -> MemoryStore {
+        let node = Arc::new(Node { memory: self.clone(), changes: Arc::default() });
+        let epoch = node.begin_lease();
+        MemoryStore { epoch, memory: self.clone(), node: Some(node) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No change is left half done by a panic, so a poisoned lock is still good.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_epoch(&self) -> Epoch {
+        let mut state = self.lock();
+        state.epochs += 1;
+        Epoch(state.epochs)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    epochs: u64,
+    tasks: BTreeMap<TaskId, StoredTask>,
+    open: BTreeSet<TaskId>,
+    due: BTreeSet<(Timestamp, TaskId)>,
+    idempotency: BTreeMap<(CallerId, Arc<str>), TaskId>,
+    dedupe: BTreeMap<(CallerId, bool, Arc<str>), TaskId>,
+    sessions: BTreeMap<SessionId, Session>,
+    outboxes: BTreeMap<SessionId, VecDeque<OutboxItem>>,
+    nodes: BTreeMap<Epoch, NodeState>,
+}
+
+struct NodeState {
+    expires: Timestamp,
+    changes: Arc<ChangeQueue>,
+}
+
+struct StoredTask {
+    task: Task,
+    events: BTreeMap<Version, StoredEvent>,
+    /// With the bytes of all output up to and with each.
+    chunks: VecDeque<(Chunk, u64)>,
+    bytes: u64,
+}
+
+impl State {
+    fn write(&mut self, write: &TaskWrite) -> Written {
+        let id = write.task.id;
+        let there = self.tasks.get(&id);
+        if there.map_or(0, |stored| stored.task.version.0) + 1 != write.first_version.0 {
+            return Written::Conflict(there.map(|stored| Box::new(stored.task.clone())));
+        }
+        let (mut total, due) = there.map_or((0, None), |stored| (stored.task.output.bytes, wants(&stored.task).due));
+        if there.is_none() {
+            // Whoever took a key has the task, so it is there.
+            if let Some(taken) = CallKey::of(&write.task.spec).find_map(|key| self.by_key(key)) {
+                return Written::KeyTaken(taken);
+            }
+            self.take_keys(&write.task);
+        }
+        if let Some(due) = due {
+            self.due.remove(&(due, id));
+        }
+        if matches!(write.events.last(), Some(Event::Expired)) {
+            self.tasks.remove(&id);
+            self.open.remove(&id);
+            self.release_dedupe(&write.task);
+            if let Some(key) = &write.task.spec.idempotency_key {
+                self.idempotency.remove(&(write.task.spec.caller.clone(), key.clone()));
+            }
+            return Written::Done;
+        }
+        let stored = self.tasks.entry(id).or_insert_with(|| StoredTask {
+            task: (*write.task).clone(),
+            events: BTreeMap::new(),
+            chunks: VecDeque::new(),
+            bytes: 0,
+        });
+        for (version, event) in (write.first_version.0..).map(Version).zip(&write.events) {
+            if let Event::Appended { seq, first_block, blocks } = event {
+                total += blocks.bytes();
+                let chunk = Chunk { seq: *seq, version, first_block: *first_block, blocks: blocks.clone() };
+                stored.chunks.push_back((chunk, total));
+            } else {
+                stored.events.insert(version, StoredEvent { version, at: write.at, event: event.clone() });
+            }
+        }
+        while stored.chunks.len() > 1 && stored.chunks.front().is_some_and(|(_, total)| *total <= write.dropped_bytes) {
+            stored.chunks.pop_front();
+        }
+        for stale in &write.stale_checkpoints {
+            stored.events.remove(stale);
+        }
+        stored.task = (*write.task).clone();
+        stored.bytes = write.stored_bytes;
+        if write.task.ended.is_none() {
+            self.open.insert(id);
+        } else {
+            self.open.remove(&id);
+            self.release_dedupe(&write.task);
+        }
+        if let Some(due) = wants(&write.task).due {
+            self.due.insert((due, id));
+        }
+        self.add_to_outbox(write);
+        Written::Done
+    }
+
+    fn by_key(&self, key: CallKey<'_>) -> Option<TaskId> {
+        match key {
+            CallKey::Idempotency(caller, key) => self.idempotency.get(&(caller.clone(), key.into())).copied(),
+            CallKey::Dedupe(caller, hidden, key) => self.dedupe.get(&(caller.clone(), hidden, key.into())).copied(),
+        }
+    }
+
+    fn take_keys(&mut self, task: &Task) {
+        let spec = &task.spec;
+        if let Some(key) = &spec.idempotency_key {
+            self.idempotency.insert((spec.caller.clone(), key.clone()), task.id);
+        }
+        if let Some(key) = &spec.fingerprint {
+            self.dedupe.insert((spec.caller.clone(), spec.hidden, key.clone()), task.id);
+        }
+    }
+
+    fn release_dedupe(&mut self, task: &Task) {
+        if let Some(key) = &task.spec.fingerprint {
+            let key = (task.spec.caller.clone(), task.spec.hidden, key.clone());
+            if self.dedupe.get(&key) == Some(&task.id) {
+                self.dedupe.remove(&key);
+            }
+        }
+    }
+
+    fn add_to_outbox(&mut self, write: &TaskWrite) {
+        let Some((session, item)) = write.outbox_item() else { return };
+        if !self.sessions.contains_key(session) {
+            return;
+        }
+        let outbox = self.outboxes.entry(session.clone()).or_default();
+        let position = outbox.back().map_or(0, |last| last.position) + 1;
+        outbox.push_back(OutboxItem { position, ..item });
+        while outbox.front().is_some_and(|oldest| oldest.position + write.outbox_max <= position) {
+            outbox.pop_front();
+        }
+    }
+
+    fn change_session(&mut self, change: &SessionChange) {
+        match change {
+            SessionChange::Begin(session) => drop(self.sessions.insert(session.id.clone(), session.clone())),
+            SessionChange::Update(session) => {
+                if let Some(known) = self.sessions.get_mut(&session.id) {
+                    *known = session.clone();
+                }
+            }
+            SessionChange::End(id) => {
+                self.sessions.remove(id);
+                self.outboxes.remove(id);
+            }
+        }
+    }
+
+    fn tasks_of<'a>(&'a self, caller: &'a CallerId) -> impl DoubleEndedIterator<Item = &'a StoredTask> {
+        self.tasks.values().filter(move |stored| stored.task.spec.caller == *caller)
+    }
+}
+
+/// Tasks in memory; they end with the last store that shares them.
+#[derive(Debug)]
+pub struct MemoryStore {
+    memory: Memory,
+    epoch: Epoch,
+    node: Option<Arc<Node>>,
+}
+
+impl Store for MemoryStore {
+    const BLOCKS: bool = false;
+
+    async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
+        self.memory.task(id)
+    }
+
+    async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
+        Ok(self.memory.lock().tasks.get(&id).map_or(0, |stored| stored.bytes))
+    }
+
+    async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
+        let mut state = self.memory.lock();
+        let written = writes.iter().map(|write| state.write(write)).collect();
+        sessions.iter().for_each(|change| state.change_session(change));
+        Ok(written)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    fn secret(&self) -> [u8; 32] {
+        self.memory.0.secret
+    }
+
+    fn reader(&self) -> Arc<dyn Reader> {
+        Arc::new(self.memory.clone())
+    }
+
+    fn cluster(&self) -> Option<Arc<dyn Cluster>> {
+        self.node.clone().map(|node| node as Arc<dyn Cluster>)
+    }
+}
+
+impl Reader for Memory {
+    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
+        Ok(self.lock().tasks.get(&id).map(|stored| stored.task.clone()))
+    }
+
+    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+        Ok(self.lock().tasks.get(&id).and_then(|stored| Some(stored.events.get(&version)?.event.clone())))
+    }
+
+    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
+        let state = self.lock();
+        let Some(stored) = state.tasks.get(&id) else { return Ok(None) };
+        let (mut chunks, mut more_chunks, mut size) = (Vec::new(), false, 0);
+        if let Some(from) = cursor.from {
+            let first = stored.chunks.partition_point(|(chunk, _)| chunk.seq < from);
+            for (chunk, _) in stored.chunks.range(first..) {
+                size += chunk.blocks.as_str().len();
+                if (size > cursor.max_bytes && !chunks.is_empty()) || chunks.len() >= cursor.max_chunks {
+                    more_chunks = true;
+                    break;
+                }
+                chunks.push(chunk.clone());
+            }
+        }
+        let rest = stored.events.range((Bound::Excluded(cursor.after), Bound::Unbounded));
+        let mut events: Vec<StoredEvent> = rest.take(PAGE_EVENTS + 1).map(|(_, event)| event.clone()).collect();
+        let more_events = events.len() > PAGE_EVENTS;
+        events.truncate(PAGE_EVENTS);
+        let (version, next_seq, ended) = (stored.task.version, stored.task.output.next_seq, stored.task.ended.is_some());
+        Ok(Some(UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq, ended }.merge(cursor.after)))
+    }
+
+    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+        let state = self.lock();
+        Ok(state
+            .tasks
+            .get(&id)
+            .map_or(Seq(0)..Seq(0), |stored| stored.chunks.front().map_or(Seq(0), |(first, _)| first.seq)..stored.task.output.next_seq))
+    }
+
+    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
+        Ok(self.lock().tasks.get(&id).map(|stored| stored.task.spec.caller.clone()))
+    }
+
+    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
+        Ok(self.lock().due.iter().take_while(|(due, _)| *due <= now).take(limit).map(|(_, id)| *id).collect())
+    }
+
+    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
+        Ok(self.lock().due.iter().map(|(due, _)| *due).find(|due| *due > after))
+    }
+
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        let state = self.lock();
+        Ok(state.open.iter().filter(|id| after.is_none_or(|after| **id > after)).take(limit).copied().collect())
+    }
+
+    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+        let state = self.lock();
+        let ids = state.tasks_of(caller).rev().map(|stored| stored.task.id);
+        Ok(ids.filter(|id| before.is_none_or(|before| *id < before)).take(limit).collect())
+    }
+
+    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
+        Ok(self.lock().by_key(key))
+    }
+
+    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
+        Ok(self.lock().sessions.get(id).cloned())
+    }
+
+    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
+        let state = self.lock();
+        let items = state.outboxes.get(id).into_iter().flatten();
+        Ok(items.filter(|item| item.position > after).take(limit).copied().collect())
+    }
+
+    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
+        Ok(self.lock().outboxes.get(id).and_then(VecDeque::back).map_or(0, |last| last.position))
+    }
+
+    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
+        let state = self.lock();
+        let mut idle: BTreeSet<SessionId> =
+            state.sessions.values().filter(|session| session.last_used < before).take(64).map(|session| session.id.clone()).collect();
+        let mut own: Vec<&Session> = state.sessions.values().filter(|session| session.caller == *caller).collect();
+        own.sort_by_key(|session| (std::cmp::Reverse(session.last_used), session.id.clone()));
+        idle.extend(own.into_iter().skip(keep).map(|session| session.id.clone()));
+        Ok(idle.into_iter().collect())
+    }
+
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        let mut used: BTreeMap<CallerId, Usage> = BTreeMap::new();
+        for stored in self.lock().tasks.values() {
+            let usage = used.entry(stored.task.spec.caller.clone()).or_default();
+            match stored.task.ended {
+                None => usage.open += 1,
+                Some(_) => usage.bytes += stored.bytes,
+            }
+        }
+        Ok(used.into_iter().collect())
+    }
+}
+
+/// What was announced to a node, until it looks.
+#[derive(Debug, Default)]
+struct ChangeQueue {
+    waiting: Mutex<VecDeque<Changes>>,
+    added: Notify,
+}
+
+impl ChangeQueue {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Changes>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, changes: Changes) {
+        let mut waiting = self.lock();
+        if waiting.len() >= CHANGES_MAX {
+            waiting.clear();
+            waiting.push_back(Changes::Unknown);
+        } else {
+            waiting.push_back(changes);
+        }
+        self.added.notify_one();
+    }
+}
+
+/// One of the nodes that share a memory.
+struct Node {
+    memory: Memory,
+    changes: Arc<ChangeQueue>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    fn begin_lease(&self) -> Epoch {
+        let (epoch, now) = (self.memory.next_epoch(), self.memory.0.clock.now());
+        let mut state = self.memory.lock();
+        state.nodes.retain(|_, node| node.expires > now);
+        state.nodes.insert(epoch, NodeState { expires: now.after(LEASE), changes: self.changes.clone() });
+        epoch
+    }
+}
+
+impl Cluster for Node {
+    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
+        let now = self.memory.0.clock.now();
+        let mut state = self.memory.lock();
+        let renewed = state.nodes.get_mut(&epoch).filter(|node| node.expires > now).map(|node| {
+            node.expires = now.after(LEASE);
+            Lease { now, lasts: LEASE }
+        });
+        Box::pin(std::future::ready(Ok(renewed)))
+    }
+
+    fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>> {
+        Box::pin(std::future::ready(Ok(self.begin_lease())))
+    }
+
+    fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
+        self.memory.lock().nodes.remove(&epoch);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
+        let now = self.memory.0.clock.now();
+        let state = self.memory.lock();
+        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.id, stored.task.epoch));
+        let held = |epoch: &Epoch| state.nodes.get(epoch).is_some_and(|node| node.expires > now);
+        let stranded = open.filter(|(_, epoch)| !held(epoch)).take(limit).collect();
+        Box::pin(std::future::ready(Ok(stranded)))
+    }
+
+    fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
+        let state = self.memory.lock();
+        let versions = ids.iter().map(|id| state.tasks.get(id).map(|stored| stored.task.version)).collect();
+        Box::pin(std::future::ready(Ok(versions)))
+    }
+
+    fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
+        let state = self.memory.lock();
+        let usage = state.tasks_of(caller).fold(Usage::default(), |usage, stored| Usage {
+            open: usage.open + u64::from(stored.task.ended.is_none()),
+            bytes: usage.bytes + stored.bytes,
+        });
+        Box::pin(std::future::ready(Ok(usage)))
+    }
+
+    fn announce(&self, changes: Changes) {
+        for node in self.memory.lock().nodes.values().filter(|node| !Arc::ptr_eq(&node.changes, &self.changes)) {
+            node.changes.push(changes.clone());
+        }
+    }
+
+    fn next_changes(&self) -> BoxFuture<'_, Changes> {
+        Box::pin(async {
+            loop {
+                let next = self.changes.lock().pop_front();
+                if let Some(changes) = next {
+                    return changes;
+                }
+                self.changes.added.notified().await;
+            }
+        })
+    }
+}
