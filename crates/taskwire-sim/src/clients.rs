@@ -14,7 +14,7 @@ use taskwire::{
     client::{Answer, Call, Client, ClientCapabilities, Era, Error, Event, Options, Outcome, Reference, Status, Target, Timing},
     clock::Clock,
 };
-use tokio::io::DuplexStream;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
 
 use crate::{
     observer::{Happening, Observer},
@@ -82,7 +82,11 @@ impl Actor {
     pub(crate) async fn run(mut self) {
         while !self.is_over.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(self.dice.between(10, 3_000))).await;
-            self.one_call().await;
+            if self.dice.happens(150_000) {
+                self.same_call_twice().await;
+            } else {
+                self.one_call().await;
+            }
         }
     }
 
@@ -92,9 +96,50 @@ impl Actor {
         *calls
     }
 
+    /// Makes the same call twice at once, as clients do that know neither tasks nor keys. Both get the result, unless they are cut off.
+    async fn same_call_twice(&mut self) {
+        let (call, size) = (self.next_call(), self.dice.between(1, 6));
+        let meta = json!({
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientInfo": {"name": "plain", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        });
+        let arguments = json!({"call": call, "size": size, "pace": 300});
+        let message = json!({
+            "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "shared", "arguments": arguments, "_meta": meta},
+        });
+        let results = futures_util::future::join(self.plain_call(&message), self.plain_call(&message)).await;
+        for result in [results.0, results.1].into_iter().flatten() {
+            self.observer.trace(&format!("call {call}: shared of {size} ended: {result}"));
+            let text = result["result"]["content"][0]["text"].as_str().unwrap_or_default();
+            // A store that cannot be reached is an error, and a call that takes too long is told how to go on.
+            let is_done = text == format!("call {call} is done");
+            let is_known = is_done || text.contains("task_wait") || result["error"]["code"] == -31002;
+            if !is_known && !text.contains("earlier") {
+                self.observer.violated(format!("call {call} (shared of {size}) ended as {result}"));
+            }
+        }
+    }
+
+    /// One request on a connection of its own; nothing if that breaks.
+    async fn plain_call(&self, message: &serde_json::Value) -> Option<serde_json::Value> {
+        let (input, mut output) = tokio::io::split((self.dial)());
+        output.write_all(format!("{message}\n").as_bytes()).await.ok()?;
+        let mut lines = BufReader::new(input).lines();
+        let read = async {
+            while let Ok(Some(line)) = lines.next_line().await {
+                let line: serde_json::Value = serde_json::from_str(&line).ok()?;
+                if line["id"] == message["id"] {
+                    return Some(line);
+                }
+            }
+            None
+        };
+        tokio::time::timeout(Duration::from_secs(120), read).await.ok()?
+    }
+
     async fn one_call(&mut self) {
-        let tool =
-            ["steps", "steps", "fragile", "interview", "endless", "rude", "deduped"][usize::try_from(self.dice.below(7)).unwrap_or(0)];
+        let tool = ["steps", "steps", "fragile", "interview", "endless", "rude"][usize::try_from(self.dice.below(6)).unwrap_or(0)];
         let (call, size, pace) = (self.next_call(), self.dice.between(1, 20), self.dice.between(1, 800));
         let client = self.connect().await;
         let started = client.start(tool, json!({"call": call, "size": size, "pace": pace})).await;
@@ -226,7 +271,7 @@ impl Actor {
         let is_done = shown == format!("result false call {call} is done");
         let was_cancelled = self.observer.was_cancelled(call);
         let fits = match tool {
-            "steps" | "deduped" => (is_done && text == all) || (shown == "cancelled" && was_cancelled && all.starts_with(text)),
+            "steps" => (is_done && text == all) || (shown == "cancelled" && was_cancelled && all.starts_with(text)),
             "fragile" if is_done => text == all || text.is_empty(),
             "fragile" => all.starts_with(text) && (shown.contains("interrupted") || (shown == "cancelled" && was_cancelled)),
             "interview" => {

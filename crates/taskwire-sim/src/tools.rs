@@ -62,6 +62,12 @@ async fn interview(job: Job, ctx: Ctx, observer: Observer) -> Result<String, Too
     Ok(answers.join(" "))
 }
 
+/// Takes its time. Calls that are the same share it, and one that comes late begins anew.
+async fn shared(job: Job, ctx: Ctx) -> Result<String, ToolError> {
+    ctx.sleep(Duration::from_millis(job.pace * job.size)).await?;
+    Ok(format!("call {} is done", job.call))
+}
+
 /// Runs until it is cancelled; in the end it gives up by itself.
 async fn endless(job: Job, ctx: Ctx, observer: Observer) -> Result<String, ToolError> {
     observer.attempt_began(job.call, ctx.attempt());
@@ -109,8 +115,6 @@ pub(crate) fn all(observer: &Observer) -> Result<Registry, anyhow::Error> {
     tools.tool(tool!(interview).retry_on_interrupt().task(TaskMode::Always))?;
     tools.tool(tool!(endless).retry_on_interrupt().task(TaskMode::Always))?;
     tools.tool(tool!(rude).timeout(Duration::from_secs(5)))?;
-    let shared = observer.clone();
-    let deduped = Tool::new("deduped", "Shared by calls that are the same", move |job: Job, ctx: Ctx| steps(job, ctx, shared.clone()));
-    tools.tool(deduped.retry_on_interrupt().dedupe().task(TaskMode::Always))?;
+    tools.tool(Tool::new("shared", "Shared by calls that are the same", shared).retry_on_interrupt().dedupe())?;
     Ok(tools)
 }

@@ -48,6 +48,10 @@ struct Faults {
     load: Arc<AtomicBool>,
     commit: Arc<AtomicBool>,
     tidy: Arc<AtomicBool>,
+    /// The store cannot be reached: no commit is carried out.
+    away: Arc<AtomicBool>,
+    /// The next commit is carried out, and the writer does not learn it.
+    in_doubt: Arc<AtomicBool>,
 }
 
 /// The test's hand on a store whose commits wait for it.
@@ -124,7 +128,14 @@ impl Store for TestStore {
             let _ = began.send(writes.len()).await;
             let _ = go.recv();
         }
-        self.store.commit(writes, sessions).await
+        if self.faults.away.load(Ordering::Acquire) {
+            return Err(store::Error::Away { in_doubt: false, reason: "it is gone".to_owned() });
+        }
+        let written = self.store.commit(writes, sessions).await;
+        if self.faults.in_doubt.swap(false, Ordering::AcqRel) {
+            return Err(store::Error::Away { in_doubt: true, reason: "the answer is lost".to_owned() });
+        }
+        written
     }
 
     fn reclaim(&mut self) -> Result<bool, store::Error> {
@@ -253,6 +264,82 @@ async fn ended(engine: &Engine, id: TaskId) -> Arc<Task> {
 
 fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o777
+}
+
+// Stores that cannot be reached for a while.
+
+/// Moves the clock on until `future` is ready: whoever waits for the store looks again.
+async fn meanwhile<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    soon("the return of the store", async {
+        loop {
+            match timeout(Duration::from_millis(5), future.as_mut()).await {
+                Ok(done) => return done,
+                Err(_) => clock.advance(SECOND),
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_callers_are_told_and_work_waits() {
+    let (dir, faults, clock) = (TempDir::absent(), Faults::default(), clock());
+    let engine = engine_at(&clock, TestStore::new(&dir, &faults), config());
+    let id = made(&engine, spec()).await;
+    faults.away.store(true, Ordering::Release);
+    assert!(matches!(cancel(&engine, id).await, Err(Error::Away)), "a caller can try again");
+    assert!(matches!(make(&engine, spec()).await, Err(Error::Away)));
+    let chunks = vec![Blocks::of(&[json!("kept").into()])];
+    let append = engine.submit(id, Authority::Attempt(Attempt(1)), Command::Append { chunks });
+    let mut append = pin!(append);
+    assert!(waits(append.as_mut()).await, "the work waits");
+    assert!(matches!(make(&engine, spec()).await, Err(Error::Away)), "others need not wait behind it");
+    faults.away.store(false, Ordering::Release);
+    assert!(meanwhile(&clock, append).await.expect("it is stored").changed);
+    let receipt = meanwhile(&clock, async {
+        loop {
+            match cancel(&engine, id).await {
+                Err(Error::Away) => yield_now().await,
+                done => return done.expect("the store is back"),
+            }
+        }
+    })
+    .await;
+    assert_eq!((receipt.task.status(), receipt.task.output.next_seq), (Status::Cancelled, Seq(1)), "it was stored once");
+    assert!(!engine.has_failed());
+}
+
+#[tokio::test]
+async fn a_commit_in_doubt_is_looked_up_and_not_repeated() {
+    let (dir, faults, clock) = (TempDir::absent(), Faults::default(), clock());
+    let engine = engine_at(&clock, TestStore::new(&dir, &faults), config());
+    let id = made(&engine, spec()).await;
+    let append =
+        |text: &str| engine.submit(id, Authority::Attempt(Attempt(1)), Command::Append { chunks: vec![Blocks::of(&[json!(text).into()])] });
+    for (n, is_carried_out) in [(1, true), (2, false)] {
+        // Carried out, though the writer saw an error; or not.
+        faults.in_doubt.store(is_carried_out, Ordering::Release);
+        faults.away.store(!is_carried_out, Ordering::Release);
+        let mut appended = pin!(append("once"));
+        assert!(waits(appended.as_mut()).await);
+        faults.away.store(false, Ordering::Release);
+        let receipt = meanwhile(&clock, appended).await.expect("it is stored");
+        assert_eq!(receipt.task.output.next_seq, Seq(n), "each chunk is there once");
+    }
+    // A task whose maker was told to try again runs all the same: nobody knows whether it was made.
+    faults.in_doubt.store(true, Ordering::Release);
+    assert!(matches!(make(&engine, spec()).await, Err(Error::Away)));
+    let open = meanwhile(&clock, async {
+        loop {
+            match engine.reader().open_tasks(None, 10).expect("readable") {
+                open if open.len() == 2 => return open,
+                _ => yield_now().await,
+            }
+        }
+    })
+    .await;
+    assert!(open.contains(&id));
 }
 
 // Failing stores.

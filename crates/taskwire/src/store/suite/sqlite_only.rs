@@ -490,3 +490,43 @@ fn a_reader_neither_waits_for_an_open_transaction_nor_sees_it() {
     writer.execute_batch("ROLLBACK").expect("the transaction ends");
     lab.run(&mut driver, &append("x"));
 }
+
+/// A store that a server of format 6 left when it was killed: tasks in every state, one under a key, one that is deduped, and a session.
+const STORE_OF_FORMAT_6: &[u8] = include_bytes!("../../../tests/fixtures/stores/format-6.db");
+
+#[test]
+fn a_store_that_an_earlier_program_wrote_is_taken_over() {
+    let dir = TempDir::new();
+    std::fs::write(dir.0.join("tasks.db"), STORE_OF_FORMAT_6).expect("the file is written");
+    let mut store = SqliteStore::open(&dir.0).expect("it opens");
+    assert!(store.epoch() > Epoch(1), "this is a later start");
+    let reader = store.reader();
+    let me = CallerId::new("local");
+    let ids = reader.tasks_of(&me, None, 100).expect("tasks are listed");
+    let mut seen = Vec::new();
+    for id in ids.iter().rev() {
+        let task = store.load_now(*id).expect("it is loaded").expect("it is listed");
+        assert_eq!(reader.task(*id).expect("it is read").as_ref(), Some(&task));
+        let chunks = reader.chunks(*id, Seq(0), usize::MAX, usize::MAX).expect("output is read");
+        assert_eq!(chunks.len() as u64, task.output.next_seq.0, "all of its output is there");
+        seen.push((task.spec.tool.to_string(), task.status().as_str(), chunks.len()));
+    }
+    let expected = [
+        ("work", "completed", 3),
+        ("work", "working", 1),
+        ("work", "input_required", 0),
+        ("work", "failed", 0),
+        ("work", "completed", 3),
+        ("shared", "working", 1),
+        ("work", "completed", 3),
+    ];
+    assert_eq!(seen, expected.map(|(tool, status, chunks)| (tool.to_owned(), status, chunks)));
+    assert_eq!(reader.by_key(CallKey::Idempotency(&me, "key-4")).expect("the key is read"), Some(ids[2]));
+    let shared = store.load_now(ids[1]).expect("it is loaded").expect("it is there");
+    let fingerprint = shared.spec.fingerprint.as_deref().expect("it is deduped");
+    let key = CallKey::Dedupe(&me, shared.spec.hidden, fingerprint);
+    assert_eq!(reader.by_key(key).expect("the key is read"), Some(shared.id), "what runs can be joined");
+    let saved = store.load_now(ids[5]).expect("it is loaded").expect("it is there").checkpoint_version.expect("it has a checkpoint");
+    assert_eq!(reader.event(ids[5], saved).expect("it is read"), Some(Event::Saved { checkpoint: json!({"at": 7}).into() }));
+    assert_eq!(reader.open_tasks(None, 100).expect("open tasks are listed").len(), 3);
+}
