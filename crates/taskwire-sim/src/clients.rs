@@ -156,17 +156,22 @@ impl Actor {
                 Ok(Reading::Left(reference)) => {
                     self.observer.count(Happening::ReaderVanished);
                     tokio::time::sleep(Duration::from_millis(self.dice.between(0, 4_000))).await;
-                    client = self.connect().await;
-                    match client.attach(&reference).await {
-                        Ok(again) => running = again,
-                        Err(error) => return self.observer.violated(format!("call {call} ({tool}) could not be resumed: {error}")),
-                    }
+                    running = loop {
+                        client = self.connect().await;
+                        match client.attach(&reference).await {
+                            Ok(again) => break again,
+                            Err(error @ Error::TaskNotFound { .. }) => {
+                                return self.observer.violated(format!("call {call} ({tool}) could not be resumed: {error}"));
+                            }
+                            // The node was gone before it said anything.
+                            Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+                        }
+                    };
                     self.observer.count(Happening::CallResumedElsewhere);
                     continue;
                 }
-                // The outcome of a call that is no task is lost with its connection, and so is the work with its node.
-                Err(_) if tool == "rude" || tool == "fragile" => return,
-                Err(error) => return self.observer.violated(format!("call {call} ({tool}) broke off: {error}")),
+                // The call is not known to be a task: its outcome is lost with its connection.
+                Err(error) => return self.observer.trace(&format!("call {call}: the client gave up: {error}")),
             };
             return self.check(call, tool, size, &text, &outcome);
         }
@@ -223,7 +228,17 @@ impl Actor {
             };
             match event {
                 None => return Err(Error::Target("the call ended without an end".to_owned())),
-                Some(event) => match event? {
+                // A client may give up. Whoever knows the task comes back to it.
+                Some(Err(error)) => match running.reference().filter(|reference| reference.task.is_some()) {
+                    Some(reference) if !matches!(error, Error::TaskNotFound { .. }) => {
+                        self.observer.trace(&format!("call {call}: the client gave up: {error}"));
+                        self.observer.count(Happening::ClientGaveUp);
+                        return Ok(Reading::Left(reference));
+                    }
+                    Some(_) => self.observer.violated(format!("call {call} is lost: {error}")),
+                    None => return Err(error),
+                },
+                Some(Ok(event)) => match event {
                     Event::Chunk(chunk) => text.push_str(&chunk.text()),
                     Event::Gap { from, until } => self.observer.violated(format!("chunks {from} to {until} of call {call} are lost")),
                     Event::Question(question) => {

@@ -32,6 +32,7 @@ pub(crate) enum Happening {
     AnswerTaken,
     CancelAcknowledged,
     ReaderVanished,
+    ClientGaveUp,
     DedupeJoined,
 }
 

@@ -543,7 +543,7 @@ impl Engine {
     }
 
     fn unavailable(&self) -> Error {
-        if self.0.away.load(Ordering::Acquire) {
+        if self.0.away.load(Ordering::Acquire) && !self.has_failed() {
             return Error::Away;
         }
         Error::Unavailable(

@@ -423,6 +423,10 @@ pub(super) async fn execute(run: Arc<Run>) {
             return;
         }
         () = stopped => {
+            if run.stop.is_abandoned() {
+                // Another attempt may run: this one ends at once, and changes nothing.
+                return;
+            }
             tracing::warn!(tool = %run.spec.tool, "the tool did not stop in time and was dropped");
             RunEnd::Outcome(Outcome::Cancelled { reason: None })
         }

@@ -103,15 +103,6 @@ impl Runs {
         self.lock().running.keys().copied().collect()
     }
 
-    /// Stops the run of a task that is no longer there.
-    pub(super) fn stop(&self, id: TaskId) {
-        let mut table = self.lock();
-        if let Some(old) = table.remove(id) {
-            old.stop.stop();
-        }
-        self.publish(&table);
-    }
-
     /// Stops all runs: their tasks belong to other nodes now.
     pub(super) fn abandon_all(&self) {
         let mut table = self.lock();
@@ -158,7 +149,8 @@ impl Runs {
             return;
         }
         if let Some(old) = table.remove(task.id) {
-            old.stop.stop();
+            // If the task has not ended, another attempt may run.
+            if task.ended.is_some() { old.stop.stop() } else { old.stop.abandon() }
         }
         if let Some(attempt) = wanted.filter(|_| begun) {
             table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt: task.spec.on_interrupt });

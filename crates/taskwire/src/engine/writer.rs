@@ -201,6 +201,11 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
             };
+            if batch.is_delayed(request.id) {
+                // What is asked of one task is decided in order.
+                batch.later.push(WriterRequest::Task(request));
+                continue;
+            }
             match self.decide(engine, &request, now, &mut batch).await {
                 Ok(decided) => batch.add(request, decided),
                 // A failed read concerns this command alone; only a failed commit ends the writer.
@@ -377,7 +382,17 @@ impl<S: Store> Writer<S> {
             // A task of this batch is not stored yet.
             let task = match batch.write_of(id) {
                 Some(write) => Some(write.task.clone()),
-                None => self.load(id).await?,
+                None => {
+                    if self.cluster.is_some() {
+                        // Nothing is written, so it must be what is there now.
+                        self.cache.remove(&id);
+                    }
+                    match self.load(id).await {
+                        // Nobody can join a damaged task.
+                        Err(store::Error::Corrupt { .. }) if matches!(key, CallKey::Dedupe(..)) => None,
+                        read => read?,
+                    }
+                }
             };
             let Some(task) = task else { continue };
             let CallKey::Idempotency(_, key) = key else {

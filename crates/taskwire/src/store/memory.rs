@@ -418,7 +418,6 @@ impl Node {
     fn begin_lease(&self) -> Epoch {
         let (epoch, now) = (self.memory.next_epoch(), self.memory.0.clock.now());
         let mut state = self.memory.lock();
-        state.nodes.retain(|_, node| node.expires > now);
         state.nodes.insert(epoch, NodeState { expires: now.after(LEASE), changes: self.changes.clone() });
         epoch
     }
@@ -428,7 +427,8 @@ impl Cluster for Node {
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
         let now = self.memory.0.clock.now();
         let mut state = self.memory.lock();
-        let renewed = state.nodes.get_mut(&epoch).filter(|node| node.expires > now).map(|node| {
+        // A lease that has expired can be renewed, until another node has declared this one dead.
+        let renewed = state.nodes.get_mut(&epoch).map(|node| {
             node.expires = now.after(LEASE);
             Lease { now, lasts: LEASE }
         });
@@ -446,10 +446,10 @@ impl Cluster for Node {
 
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
         let now = self.memory.0.clock.now();
-        let state = self.memory.lock();
+        let mut state = self.memory.lock();
+        state.nodes.retain(|_, node| node.expires > now);
         let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.id, stored.task.epoch));
-        let held = |epoch: &Epoch| state.nodes.get(epoch).is_some_and(|node| node.expires > now);
-        let stranded = open.filter(|(_, epoch)| !held(epoch)).take(limit).collect();
+        let stranded = open.filter(|(_, epoch)| !state.nodes.contains_key(epoch)).take(limit).collect();
         Box::pin(std::future::ready(Ok(stranded)))
     }
 

@@ -179,7 +179,7 @@ pub enum Changes {
 
 /// A store that several nodes share: who is alive, and what the others change.
 pub trait Cluster: Send + Sync + 'static {
-    /// Renews the lease of this node; none if it has expired, and others may have taken what this node ran.
+    /// Renews the lease of this node, also one that has expired; none if another node has declared this one dead.
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
 
     /// Begins a new lease under a new epoch, after the last one expired.
@@ -188,7 +188,8 @@ pub trait Cluster: Send + Sync + 'static {
     /// Ends the lease: others may take at once what this node ran.
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Tasks that have not ended and whose node has no lease, with the epoch of that node, at most `limit`.
+    /// Declares nodes dead whose lease has expired. Returns tasks that have not ended and whose node is dead, with the epoch of that node, at
+    /// most `limit`.
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>>;
 
     /// The versions of these tasks, in their order; none for one that is not there.

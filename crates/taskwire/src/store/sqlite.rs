@@ -123,8 +123,9 @@ const SCHEMA_7: &str = "
 CREATE TABLE dedupe(
     caller TEXT NOT NULL, hidden INTEGER NOT NULL, fingerprint TEXT NOT NULL, task BLOB NOT NULL, PRIMARY KEY(caller, hidden, fingerprint)
 ) WITHOUT ROWID;
-INSERT OR REPLACE INTO dedupe SELECT caller, ifnull(json_extract(head, '$.spec.hidden'), 0), json_extract(head, '$.spec.dedupe'), id FROM task
-    WHERE open = 1 AND json_extract(head, '$.spec.dedupe') IS NOT NULL ORDER BY id;
+INSERT OR REPLACE INTO dedupe SELECT caller, ifnull(json_extract(head, '$.spec.hidden'), 0), json_extract(head, '$.spec.dedupe'), id
+    FROM (SELECT id, caller, CASE WHEN json_valid(head) THEN head END AS head FROM task WHERE open = 1)
+    WHERE json_extract(head, '$.spec.dedupe') IS NOT NULL ORDER BY id;
 ";
 
 /// How many versions of tasks are remembered.
@@ -318,18 +319,24 @@ fn obstacle(connection: &Connection, versions: &mut HashMap<TaskId, Version>, wr
         Some(version) => *version,
         // The id of a new task is random. If it is there all the same, its insertion fails.
         None if write.first_version == Version(1) => Version(0),
-        None => load(connection, id)?.map_or(Version(0), |task| task.version),
+        None => match load(connection, id) {
+            Ok(task) => task.map_or(Version(0), |task| task.version),
+            // Whoever decides again reads the task, and learns that it is damaged.
+            Err(Error::Corrupt { .. }) => return Ok(Some(Written::Conflict(None))),
+            Err(error) => return Err(error),
+        },
     };
     if found.next() != write.first_version {
         return Ok(Some(Written::Conflict(load(connection, id)?.map(Box::new))));
     }
     if write.first_version == Version(1) {
         for key in CallKey::of(&write.task.spec) {
-            // A key whose task is gone is free.
-            if let Some(taken) = read_key(connection, key)?
-                && load(connection, taken)?.is_some()
-            {
-                return Ok(Some(Written::KeyTaken(taken)));
+            let Some(taken) = read_key(connection, key)? else { continue };
+            match load(connection, taken) {
+                Ok(Some(_)) => return Ok(Some(Written::KeyTaken(taken))),
+                // A key whose task is gone, or cannot be read, is free.
+                Ok(None) | Err(Error::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -370,6 +377,11 @@ impl<'a> ChunkRow<'a> {
         }
         self.numbers.count += 1;
         self.numbers.blocks_total = first_block - 1 + blocks.count();
+    }
+
+    /// The version that the next chunk must have to share the row.
+    const fn next_version(&self) -> u64 {
+        self.numbers.version + self.numbers.count
     }
 
     /// Writes the row, if it has chunks, and begins a new one.
@@ -477,7 +489,8 @@ fn write_task(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> 
     for (version, event) in (write.first_version.0..).zip(&write.events) {
         match event {
             Event::Appended { seq, first_block, blocks } => {
-                if chunks.text.len() + blocks.as_str().len() > ROW_BYTES {
+                // The versions of the chunks in a row follow each other: another event ends it.
+                if chunks.text.len() + blocks.as_str().len() > ROW_BYTES || chunks.next_version() != version {
                     chunks.put(transaction, write, bytes_total)?;
                 }
                 chunks.add(version, *seq, *first_block, blocks);

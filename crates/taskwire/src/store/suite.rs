@@ -46,6 +46,7 @@ macro_rules! suite {
             a_log_is_read_on_from_any_place_in_one_order
             a_page_is_of_one_moment
             chunks_that_came_before_the_task_are_counted
+            chunks_of_one_write_keep_their_versions_whatever_is_between_them
             the_oldest_chunks_go_and_the_rest_stays_as_it_was
             only_the_newest_checkpoint_is_kept
             tasks_fall_due_in_order_and_once_more_after_their_end
@@ -629,6 +630,23 @@ fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
     let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
     assert_eq!(chunks.iter().map(|chunk| chunk.first_block).collect::<Vec<_>>(), [1, 3, 4, 7]);
     assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 3, 4, 6]);
+}
+
+fn chunks_of_one_write_keep_their_versions_whatever_is_between_them<S: Store>(mut lab: Lab<S>) {
+    let mut driver = Driver::new(1);
+    lab.run(&mut driver, &make(spec(), vec![]));
+    // What a batch makes of several commands is one write.
+    let mut write = driver.run(&append("a")).expect("it is open");
+    for command in [ask("between"), append("b"), append("c"), ask("again"), append("d")] {
+        let next = driver.run(&command).expect("it is open");
+        write.events.extend(next.events);
+        (write.task, write.stored_bytes) = (next.task, next.stored_bytes);
+    }
+    lab.store().commit_now(&[write], &[]).expect("it is committed");
+    lab.reopen();
+    lab.check(&driver);
+    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 4, 5, 7]);
 }
 
 fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) {

@@ -73,9 +73,8 @@ fn notice(engine: &Engine, ids: Vec<TaskId>) {
     for id in ids.iter().filter(|id| engine.0.runs.contains(**id)) {
         match engine.any_task(*id) {
             Ok(Some(task)) => engine.0.runs.stop_unwanted(engine, &task),
-            Ok(None) => engine.0.runs.stop(*id),
-            // The next look may succeed.
-            Err(Error::Away) => {}
+            // It is about to be made, or it is forgotten, and ended before. Where the store is away, the next look may succeed.
+            Ok(None) | Err(Error::Away) => {}
             Err(error) => tracing::warn!(task = %id, %error, "a task that another node changed could not be read"),
         }
     }

@@ -8,7 +8,10 @@ use std::{
 use taskwire_core::task::{Authority, Command};
 
 use super::Membership;
-use crate::engine::{Engine, WeakEngine};
+use crate::{
+    engine::{Engine, WeakEngine},
+    store,
+};
 
 /// How often the lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(2);
@@ -67,10 +70,19 @@ pub(super) async fn keep(weak: WeakEngine) {
 async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     let asked_at = membership.clock.monotonic();
     let before = membership.lease.get();
-    match membership.cluster.renew(engine.epoch()).await {
+    // A call that hangs is one that failed: the lease ends all the same.
+    let time_left = before.until.saturating_sub(asked_at + MARGIN + RETRY_DELAY).clamp(RETRY_DELAY, RENEW_INTERVAL);
+    let renewed = tokio::select! {
+        biased;
+        renewed = membership.cluster.renew(engine.epoch()) => renewed,
+        () = membership.clock.sleep(time_left) => Err(store::Error::Away { in_doubt: false, reason: "the lease could not be renewed in time".to_owned() }),
+    };
+    match renewed {
         Ok(Some(lease)) => {
             membership.store_time.set(lease.now);
-            membership.lease.set(Times { until: asked_at + lease.lasts, lasts: lease.lasts, ..before });
+            // A node that was cut off, or stopped, cannot tell who else was.
+            let reached_since = if asked_at > before.until { asked_at } else { before.reached_since };
+            membership.lease.set(Times { until: asked_at + lease.lasts, lasts: lease.lasts, reached_since });
             resume_stopped(engine);
             RENEW_INTERVAL
         }

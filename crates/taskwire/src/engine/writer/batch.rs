@@ -91,6 +91,11 @@ impl Batch {
         self.decided.push(DecidedRequest { request, decision, task, usage });
     }
 
+    /// Whether a request about this task could not be decided yet.
+    pub(super) fn is_delayed(&self, id: TaskId) -> bool {
+        self.later.iter().any(|request| matches!(request, WriterRequest::Task(request) if request.id == id))
+    }
+
     /// The write of a task in this batch.
     pub(super) fn write_of(&self, id: TaskId) -> Option<&TaskWrite> {
         self.positions.get(&id).map(|position| &self.writes[*position])

@@ -1,6 +1,6 @@
 //! Finds out what became of a commit whose answer was lost.
 
-use taskwire_core::{Seq, Version, task::Event};
+use taskwire_core::{Version, task::Event};
 
 use super::batch::Batch;
 use crate::{
@@ -24,8 +24,8 @@ pub(super) async fn find_out(engine: &Engine, store: &mut impl Store, batch: &Ba
     Ok(written)
 }
 
-/// Whether the log has the events of this write at their versions. A checkpoint or a chunk may have been replaced or dropped since; but then
-/// nothing else is at its version, since only the attempt that wrote it could have written there.
+/// Whether the log has the events of this write at their versions. A checkpoint or a chunk may have been replaced or dropped since; then
+/// nothing else is at its version.
 async fn is_written(engine: &Engine, store: &mut impl Store, write: &TaskWrite) -> Result<bool, store::Error> {
     let id = write.task.id;
     let Some(task) = store.load(id).await? else { return Ok(matches!(write.events.last(), Some(Event::Expired))) };
@@ -35,15 +35,23 @@ async fn is_written(engine: &Engine, store: &mut impl Store, write: &TaskWrite) 
     let first_seq = write.events.iter().find_map(|event| if let Event::Appended { seq, .. } = event { Some(*seq) } else { None });
     let cursor = Cursor {
         after: Version(write.first_version.0 - 1),
-        from: Some(first_seq.unwrap_or(Seq(u64::MAX))),
+        // Another node may have written a chunk there.
+        from: Some(first_seq.unwrap_or(write.task.output.next_seq)),
         max_bytes: usize::MAX,
         max_chunks: write.events.len(),
     };
     let Some(page) = engine.reader().page(id, cursor)? else { return Ok(false) };
-    let event_at = |version: Version| write.events.get(usize::try_from(version.0.checked_sub(write.first_version.0)?).ok()?);
-    Ok(page.items.iter().all(|item| match item {
-        LogItem::Event(stored) => event_at(stored.version).is_none_or(|event| *event == stored.event),
-        LogItem::Chunk(chunk) => event_at(chunk.version)
-            .is_none_or(|event| matches!(event, Event::Appended { seq, blocks, .. } if *seq == chunk.seq && *blocks == chunk.blocks)),
+    let version_of = |item: &LogItem| match item {
+        LogItem::Event(stored) => stored.version,
+        LogItem::Chunk(chunk) => chunk.version,
+    };
+    Ok((write.first_version.0..).map(Version).zip(&write.events).all(|(version, event)| {
+        match page.items.iter().find(|item| version_of(item) == version) {
+            Some(LogItem::Event(stored)) => stored.event == *event,
+            Some(LogItem::Chunk(chunk)) => {
+                matches!(event, Event::Appended { seq, blocks, .. } if *seq == chunk.seq && *blocks == chunk.blocks)
+            }
+            None => matches!(event, Event::Appended { .. } | Event::Saved { .. }),
+        }
     }))
 }

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 use taskwire_core::{
     Payload, TaskId,
-    task::{Spec, Task},
+    task::{Reject, Spec, Task},
     wire::RequestId,
 };
 use tokio::sync::mpsc;
 
 use super::{
+    CANCELLED_BY_CALLER,
     hold::Hold,
     ms,
     wait::{CallEra, is_limit},
@@ -120,11 +121,21 @@ impl Plan {
         notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Arc<Task>, engine::Error> {
         if let Some(waiter) = waiter {
+            if waiter.is_cancelled() {
+                return Err(engine::Error::Rejected(Reject::Ended));
+            }
             waiter.wait_for_task(id);
         }
         let created = self.context.engine.create(id, self.spec.clone(), self.arguments.clone(), &self.continuation, notes).await;
-        if let (Err(_), Some(waiter)) = (&created, waiter) {
-            waiter.clone().responded(true);
+        if let Some(waiter) = waiter {
+            match &created {
+                Err(_) => waiter.clone().responded(true),
+                // The cancel may have overtaken the creation.
+                Ok(_) if waiter.is_cancelled() => {
+                    self.context.engine.cancel_in_order(self.spec.caller.clone(), id, CANCELLED_BY_CALLER);
+                }
+                Ok(_) => {}
+            }
         }
         Ok(created?.task)
     }

@@ -530,3 +530,15 @@ fn a_store_that_an_earlier_program_wrote_is_taken_over() {
     assert_eq!(reader.event(ids[5], saved).expect("it is read"), Some(Event::Saved { checkpoint: json!({"at": 7}).into() }));
     assert_eq!(reader.open_tasks(None, 100).expect("open tasks are listed").len(), 3);
 }
+
+#[test]
+fn a_damaged_task_of_an_earlier_program_does_not_keep_its_store_closed() {
+    let dir = TempDir::new();
+    std::fs::write(dir.0.join("tasks.db"), STORE_OF_FORMAT_6).expect("the file is written");
+    Connection::open(dir.0.join("tasks.db"))
+        .expect("it opens")
+        .execute("UPDATE task SET head = 'no JSON' WHERE open = 1", [])
+        .expect("damaged");
+    let store = SqliteStore::open(&dir.0).expect("it opens");
+    assert_eq!(store.reader().open_tasks(None, 10).expect("open tasks are listed").len(), 3, "and the others can be read");
+}

@@ -147,7 +147,7 @@ impl LingeringWork {
             calls.forget(id);
             if task.is_some_and(|task| task.ended.is_none()) {
                 tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %id, "nobody came back for a call: it stops");
-                engine.cancel_soon(self.caller.clone(), id, LINGER_EXPIRED);
+                engine.cancel_in_order(self.caller.clone(), id, LINGER_EXPIRED);
             }
         }
         rest
