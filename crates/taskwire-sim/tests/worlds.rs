@@ -80,7 +80,8 @@ fn a_dead_node_that_goes_on_is_found() {
     is_found("stale-node-goes-on");
 }
 
-/// Worlds in which something was wrong once, and what that was.
+/// Worlds in which something was wrong once, and what that was. A later change of the program or of the workload makes another world of a
+/// seed, so these are no proof that the same thing would be found again.
 const MENDED: [(u64, u64, &str); 7] = [
     (5, 30, "a batch decided a second command on the stored task, not on what the first command had made of it"),
     (3, 30, "a late write of an attempt that was stopped started the same attempt again"),
