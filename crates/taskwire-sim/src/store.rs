@@ -9,15 +9,15 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Either};
 use taskwire::{
     core::{
         CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
         task::{Event, Task},
     },
     store::{
-        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, OutboxItem, Page, Reader, Session, SessionChange, Store, TaskWrite,
-        Usage, Written,
+        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, OutboxItem, Page, Read, Reader, Session, SessionChange, Store,
+        TaskWrite, Usage, Written,
     },
 };
 
@@ -39,6 +39,8 @@ pub(crate) struct StoreFaults {
     pub(crate) late_wakeup: u64,
     /// The longest commit, in milliseconds.
     pub(crate) latency_max: u64,
+    /// The longest read, in milliseconds.
+    pub(crate) read_latency_max: u64,
 }
 
 /// What the world does to a node's connection with the store.
@@ -261,6 +263,10 @@ impl Store for SimStore {
         self.inner.secret()
     }
 
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        self.inner.usage()
+    }
+
     fn reader(&self) -> Arc<dyn Reader> {
         Arc::new(SimReader { inner: self.inner.reader(), link: self.link.clone(), stale: Mutex::default() })
     }
@@ -278,81 +284,84 @@ struct SimReader {
 }
 
 impl SimReader {
-    fn inner(&self) -> Result<&dyn Reader, Error> {
-        self.link.check()?;
-        Ok(&*self.inner)
+    /// Reads after a while, if the store can be reached then.
+    fn read<'a, T: Send + 'a>(&'a self, read: impl FnOnce(&'a dyn Reader) -> Read<'a, T> + Send + 'a) -> Read<'a, T> {
+        Either::Right(Box::pin(async move {
+            let latency = self.link.below(self.link.faults.read_latency_max + 1);
+            if latency > 0 {
+                tokio::time::sleep(Duration::from_millis(latency)).await;
+            }
+            self.link.check()?;
+            read(&*self.inner).await
+        }))
     }
 }
 
 impl Reader for SimReader {
-    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        let task = self.inner()?.task(id)?;
-        if self.link.is_planted(Plant::CacheNotInvalidated)
-            && let Some(task) = &task
-        {
-            let mut stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
-            return Ok(Some(stale.entry(id).or_insert_with(|| task.clone()).clone()));
+    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
+        if !self.link.is_planted(Plant::CacheNotInvalidated) {
+            return self.read(move |reader| reader.task(id));
         }
-        Ok(task)
+        Either::Right(Box::pin(async move {
+            let Some(task) = self.read(move |reader| reader.task(id)).await? else { return Ok(None) };
+            let mut stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(Some(stale.entry(id).or_insert(task).clone()))
+        }))
     }
 
-    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-        self.inner()?.event(id, version)
+    fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
+        self.read(move |reader| reader.event(id, version))
     }
 
-    fn page(&self, id: TaskId, mut cursor: Cursor) -> Result<Option<Page>, Error> {
+    fn page(&self, id: TaskId, mut cursor: Cursor) -> Read<'_, Option<Page>> {
         if self.link.is_planted(Plant::CursorOffByOne) {
             cursor.from = cursor.from.map(|from| if from > Seq(0) { from.next() } else { from });
         }
-        self.inner()?.page(id, cursor)
+        self.read(move |reader| reader.page(id, cursor))
     }
 
-    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
-        self.inner()?.chunk_range(id)
+    fn chunk_range(&self, id: TaskId) -> Read<'_, Range<Seq>> {
+        self.read(move |reader| reader.chunk_range(id))
     }
 
-    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        self.inner()?.owner(id)
+    fn owner(&self, id: TaskId) -> Read<'_, Option<CallerId>> {
+        self.read(move |reader| reader.owner(id))
     }
 
-    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.inner()?.due_tasks(now, limit)
+    fn due_tasks(&self, now: Timestamp, of: Option<Epoch>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        self.read(move |reader| reader.due_tasks(now, of, limit))
     }
 
-    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
-        self.inner()?.next_due(after)
+    fn next_due(&self, after: Timestamp) -> Read<'_, Option<Timestamp>> {
+        self.read(move |reader| reader.next_due(after))
     }
 
-    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.inner()?.open_tasks(after, limit)
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        self.read(move |reader| reader.open_tasks(after, limit))
     }
 
-    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.inner()?.tasks_of(caller, before, limit)
+    fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>> {
+        self.read(move |reader| reader.tasks_of(caller, before, limit))
     }
 
-    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
-        self.inner()?.by_key(key)
+    fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>> {
+        self.read(move |reader| reader.by_key(key))
     }
 
-    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
-        self.inner()?.session(id)
+    fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {
+        self.read(move |reader| reader.session(id))
     }
 
-    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
-        self.inner()?.outbox(id, after, limit)
+    fn outbox<'a>(&'a self, id: &'a SessionId, after: u64, limit: usize) -> Read<'a, Vec<OutboxItem>> {
+        self.read(move |reader| reader.outbox(id, after, limit))
     }
 
-    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
-        self.inner()?.outbox_end(id)
+    fn outbox_end<'a>(&'a self, id: &'a SessionId) -> Read<'a, u64> {
+        self.read(move |reader| reader.outbox_end(id))
     }
 
-    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
-        self.inner()?.idle_sessions(caller, before, keep)
-    }
-
-    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
-        self.inner()?.usage()
+    fn idle_sessions<'a>(&'a self, caller: &'a CallerId, before: Timestamp, keep: usize) -> Read<'a, Vec<SessionId>> {
+        self.read(move |reader| reader.idle_sessions(caller, before, keep))
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::Context;
+use futures_util::FutureExt;
 use taskwire::{
     client::Era,
     clock::Clock,
@@ -20,7 +21,7 @@ use taskwire::{
         task::{Event, create, evolve},
     },
     server::{Config, EngineConfig, Server},
-    store::{Cursor, LogItem, Memory, Reader},
+    store::{Cursor, LogItem, Memory, Read, Reader},
 };
 use tokio::{io::DuplexStream, runtime::Runtime};
 
@@ -71,14 +72,29 @@ impl Faults {
                 lost_wakeup: often(500_000),
                 late_wakeup: often(300_000),
                 latency_max: often(25),
+                read_latency_max: often(15),
             },
         }
     }
 
     const fn none() -> Self {
-        let store = StoreFaults { crash_before: 0, crash_after: 0, away: 0, in_doubt: 0, lost_wakeup: 0, late_wakeup: 0, latency_max: 3 };
+        let store = StoreFaults {
+            crash_before: 0,
+            crash_after: 0,
+            away: 0,
+            in_doubt: 0,
+            lost_wakeup: 0,
+            late_wakeup: 0,
+            latency_max: 3,
+            read_latency_max: 3,
+        };
         Self { crash: 0, pause: 0, outage: 0, outage_of_all: 0, clock_jump: 0, store }
     }
+}
+
+/// What a store in memory reads: it never waits.
+fn at_once<T>(read: Read<'_, T>) -> Result<T, anyhow::Error> {
+    Ok(read.now_or_never().context("it does not wait")??)
 }
 
 /// A machine with a runtime of its own, in virtual time.
@@ -374,7 +390,7 @@ impl World {
 
     /// Whether all tasks have ended, and all clients know it.
     fn is_at_rest(&self) -> Result<bool, anyhow::Error> {
-        Ok(self.actors.iter().all(tokio::task::JoinHandle::is_finished) && self.memory.open_tasks(None, 1)?.is_empty())
+        Ok(self.actors.iter().all(tokio::task::JoinHandle::is_finished) && at_once(self.memory.open_tasks(None, 1))?.is_empty())
     }
 
     fn report_open(&self) -> Result<(), anyhow::Error> {
@@ -382,8 +398,8 @@ impl World {
         if waiting > 0 {
             self.observer.violated(format!("{waiting} clients still wait for the end of their calls"));
         }
-        for id in self.memory.open_tasks(None, 5)? {
-            let task = self.memory.task(id)?.context("it is open")?;
+        for id in at_once(self.memory.open_tasks(None, 5))? {
+            let task = at_once(self.memory.task(id))?.context("it is open")?;
             self.observer.violated(format!("task {id} of `{}` never ended: {} in attempt {}", task.spec.tool, task.status(), task.attempt));
         }
         Ok(())
@@ -391,40 +407,38 @@ impl World {
 
     /// The log of each task makes the task, its versions and chunks without a gap.
     fn check_logs(&self) -> Result<(), anyhow::Error> {
-        for (caller, _) in self.memory.usage()? {
-            for id in self.memory.tasks_of(&caller, None, usize::MAX)? {
-                let stored = self.memory.task(id)?.context("it is listed")?;
-                let (mut task, mut cursor) =
-                    (None, Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX });
-                while let Some(page) = self.memory.page(id, cursor)? {
-                    for item in page.items {
-                        let (version, at, event) = match item {
-                            LogItem::Event(stored) => (stored.version, stored.at, stored.event),
-                            LogItem::Chunk(chunk) => {
-                                cursor.from = Some(chunk.seq.next());
-                                let event = Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks: chunk.blocks };
-                                (chunk.version, stored.created_at, event)
-                            }
-                            _ => continue,
-                        };
-                        match &mut task {
-                            None => task = Some(create(id, &event, at)),
-                            Some(task) => {
-                                // What is missing was a checkpoint each.
-                                task.saves += version.0 - 1 - task.version.0;
-                                task.version = Version(version.0 - 1);
-                                evolve(task, &event, at);
-                            }
+        for id in self.memory.all_tasks() {
+            let stored = at_once(self.memory.task(id))?.context("it is listed")?;
+            let (mut task, mut cursor) =
+                (None, Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX });
+            while let Some(page) = at_once(self.memory.page(id, cursor))? {
+                for item in page.items {
+                    let (version, at, event) = match item {
+                        LogItem::Event(stored) => (stored.version, stored.at, stored.event),
+                        LogItem::Chunk(chunk) => {
+                            cursor.from = Some(chunk.seq.next());
+                            let event = Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks: chunk.blocks };
+                            (chunk.version, stored.created_at, event)
+                        }
+                        _ => continue,
+                    };
+                    match &mut task {
+                        None => task = Some(create(id, &event, at)),
+                        Some(task) => {
+                            // What is missing was a checkpoint each.
+                            task.saves += version.0 - 1 - task.version.0;
+                            task.version = Version(version.0 - 1);
+                            evolve(task, &event, at);
                         }
                     }
-                    cursor.after = page.upto;
-                    if !page.more {
-                        break;
-                    }
                 }
-                if task.as_ref() != Some(&stored) {
-                    self.observer.violated(format!("the log of task {id} makes another task than the stored one: {task:?} and {stored:?}"));
+                cursor.after = page.upto;
+                if !page.more {
+                    break;
                 }
+            }
+            if task.as_ref() != Some(&stored) {
+                self.observer.violated(format!("the log of task {id} makes another task than the stored one: {task:?} and {stored:?}"));
             }
         }
         Ok(())

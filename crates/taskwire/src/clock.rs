@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use rustix::time::ClockId;
 use taskwire_core::Timestamp;
 #[cfg(feature = "server")]
 use taskwire_core::{SessionId, TaskId, id::ID_RANDOM_BYTES};
@@ -42,10 +43,14 @@ fn system_now() -> SystemTime {
     SystemTime::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the time")]
+/// Counts on while the machine sleeps: a lease expires meanwhile.
 fn system_monotonic() -> Duration {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(std::time::Instant::now).elapsed()
+    #[cfg(target_os = "linux")]
+    const CLOCK: ClockId = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    let now = rustix::time::clock_gettime(CLOCK);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 impl Clock for SystemClock {

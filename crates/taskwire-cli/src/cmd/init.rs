@@ -146,7 +146,7 @@ async fn run_trial(config: Config, path: &Path, data: &Path) -> anyhow::Result<(
     let registry = Registry::new();
     let _live = LiveConfig::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
     let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
-    commands.start_sweep(&server);
+    commands.start_sweep(&server).await;
     let client = Client::connect(&server, Options::default()).await?;
     let mut call = client.start(TOOL, json!({"to": COUNT})).await?;
     let (mut shown, mut outcome) = (String::new(), None);

@@ -157,7 +157,7 @@ impl ServerSetup {
         let live = Arc::new(live);
         let count = registry.tools().len();
         let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
-        commands.start_sweep(&server);
+        commands.start_sweep(&server).await;
         if file.is_some() {
             // Without a file there is nothing to reload, and the signal keeps its usual meaning.
             tokio::spawn(control::reload_on_signal(signal(SignalKind::hangup())?, live.clone()));

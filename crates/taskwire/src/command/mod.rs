@@ -163,8 +163,8 @@ impl Commands {
 
     /// Reserves slots for the commands that run since before the restart, and from now on ends those that belong to no task. Call it once,
     /// before the server serves.
-    pub fn start_sweep(&self, server: &Server) {
-        sweep::begin(self, server.engine());
+    pub async fn start_sweep(&self, server: &Server) {
+        sweep::begin(self, server.engine()).await;
     }
 
     /// The limit of a tool, set to `max` if one is given. A tool without one gets the default.

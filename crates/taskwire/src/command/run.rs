@@ -131,7 +131,10 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
     loop {
         let dir = command_run.commands.job_dir(command_run.run.id(), checkpoint.job_number);
         let prepared = command_run.prepare(command.as_deref(), &dir, &checkpoint).await;
-        let opened = prepared.and_then(|job| JournalImporter::new(&command_run, &dir, &job, &checkpoint).map(|importer| (job, importer)));
+        let opened = match prepared {
+            Ok(job) => JournalImporter::new(&command_run, &dir, &job, &checkpoint).await.map(|importer| (job, importer)),
+            Err(error) => Err(error),
+        };
         let (job, mut importer) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -352,7 +355,7 @@ impl CommandRun {
     async fn withdraw(&self, open: &[String]) -> Result<(), ToolError> {
         let Phase::Task(id) = self.run.phase() else { return Ok(()) };
         let engine = self.run.engine();
-        let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
+        let Some(task) = engine.any_task(id).await.map_err(from_engine)? else { return Ok(()) };
         let cancel = || Payload::from(serde_json::json!({"action": "cancel", "_meta": {WITHDRAWN: true}}));
         let is_open = |key: &str| {
             open.iter()
@@ -463,7 +466,7 @@ impl CommandRun {
         }
         // Some of its output may still be on the way into the log; the next job's first chunk comes after it.
         self.ctx.flush().await?;
-        let seq = self.run.engine().chunk_range(self.run.id()).map_err(from_engine)?.end;
+        let seq = self.run.engine().chunk_range(self.run.id()).await.map_err(from_engine)?.end;
         let next = JournalCheckpoint::start(last.job_number + 1, seq.0);
         let next_dir = self.commands.job_dir(self.run.id(), next.job_number);
         let stdin = job.stdin.then(|| fs::read_to_string(dir.join(STDIN))).transpose().map_err(|error| files_unusable(dir, &error))?;

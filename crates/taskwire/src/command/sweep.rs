@@ -55,12 +55,12 @@ fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
 }
 
 /// Reserves a slot for each command that runs already, then sweeps from time to time.
-pub(super) fn begin(commands: &Commands, engine: &Engine) {
+pub(super) async fn begin(commands: &Commands, engine: &Engine) {
     match job_dirs(commands) {
         Err(error) => tracing::error!(%error, dir = %commands.0.spool.display(), "cannot look for commands that are running"),
         Ok(all) => {
             for JobDir { id, dir } in all {
-                let open = engine.any_task(id).is_ok_and(|task| task.is_some_and(|task| task.ended.is_none()));
+                let open = engine.any_task(id).await.is_ok_and(|task| task.is_some_and(|task| task.ended.is_none()));
                 if let Some(job) = Job::read(&dir).ok().flatten().filter(|_| open) {
                     commands.concurrency_limit(&job.tool, None).reserve(id);
                 }
@@ -70,7 +70,7 @@ pub(super) fn begin(commands: &Commands, engine: &Engine) {
     let (commands, weak) = (commands.clone(), engine.weak());
     tokio::spawn(async move {
         while let Some(engine) = weak.get() {
-            sweep(&commands, &engine);
+            sweep(&commands, &engine).await;
             let pause = engine.clock().sleep(SWEEP_INTERVAL);
             drop(engine);
             pause.await;
@@ -79,7 +79,7 @@ pub(super) fn begin(commands: &Commands, engine: &Engine) {
 }
 
 /// Stops commands that belong to no task, and removes their files.
-fn sweep(commands: &Commands, engine: &Engine) {
+async fn sweep(commands: &Commands, engine: &Engine) {
     let all = match job_dirs(commands) {
         Ok(all) => all,
         Err(error) => return tracing::error!(%error, "cannot look for commands that nobody wants"),
@@ -88,7 +88,7 @@ fn sweep(commands: &Commands, engine: &Engine) {
         if lock(&commands.0.active).contains(&id) {
             continue;
         }
-        match engine.any_task(id) {
+        match engine.any_task(id).await {
             Ok(Some(task)) if task.ended.is_none() => {}
             Ok(_) => {
                 let active = commands.activate(id);
@@ -189,7 +189,7 @@ pub(super) async fn remove_when_durable(run: Arc<Run>, dir: PathBuf, leftovers: 
             Phase::Done(_) => break,
             Phase::Task(id) => {
                 let watch = run.engine().watch(vec![id], false);
-                match run.engine().any_task(id) {
+                match run.engine().any_task(id).await {
                     Ok(Some(task)) if task.ended.is_none() => drop(watch.changed().await),
                     Ok(_) => break,
                     // The sweep of the next start removes it.

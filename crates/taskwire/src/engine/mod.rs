@@ -10,6 +10,7 @@ pub(crate) mod large_block;
 mod operator_log;
 mod output_buffer;
 mod quota;
+mod read;
 mod recent;
 mod recovery;
 mod run;
@@ -24,7 +25,6 @@ mod tests;
 
 use std::{
     collections::HashMap,
-    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -34,8 +34,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, Seq, SessionId, TaskId, Timestamp,
-    task::{Authority, Command, NewTask, Outcome, Overflow, Reject, RpcError, Spec, Task},
+    Attempt, CallerId, Epoch, Limits, Payload, SessionId, TaskId, Timestamp,
+    task::{Authority, Command, NewTask, Outcome, Reject, RpcError, Spec, Task},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -51,12 +51,12 @@ pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
     clock::{Clock, new_task_id},
-    store::{self, CallKey, Cursor, Page, Reader, SessionChange, Store},
+    store::{self, CallKey, Reader, SessionChange, Store},
     wakeup::{WakeUps, Watch},
 };
 
-/// How soon a read is tried again while the store cannot be reached.
-const AWAY_DELAY: Duration = Duration::from_millis(200);
+/// What a node has between two leases: no task of this epoch is run by anybody, and what names it is taken over at once.
+const NO_EPOCH: Epoch = Epoch(0);
 
 /// What the engine runs: it does the work of a run and returns how that ended.
 pub trait Work: Send + Sync + 'static {
@@ -220,24 +220,24 @@ impl Engine {
 
     /// Recovers the tasks that an earlier start of the server left open, then starts the timers. Call it once, when all tools are there.
     pub fn recover(&self) {
-        self.recover_with(|_| {});
+        self.recover_with(|_| Box::pin(std::future::ready(())));
     }
 
     /// The same, and calls `seen` with each open task once it is recovered, then with `None`.
-    pub(crate) fn recover_with(&self, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
+    pub(crate) fn recover_with(&self, seen: impl Fn(Option<Arc<Task>>) -> BoxFuture<'static, ()> + Send + Sync + 'static) {
         if self.0.recovery_began.swap(true, Ordering::AcqRel) {
             return;
         }
         let engine = self.clone();
         if self.is_shared() {
-            cluster::recover(self, seen);
+            cluster::recover(self, Box::new(seen));
             self.0.runtime.spawn(timers::run(Arc::downgrade(&self.0)));
             return;
         }
         tokio::spawn(async move {
             // The timers start later: they must not fail an interrupted task for time in which nobody worked on it.
             recovery::recover(&engine, &seen).await;
-            seen(None);
+            seen(None).await;
             let inner = Arc::downgrade(&engine.0);
             drop(engine);
             timers::run(inner).await;
@@ -257,6 +257,16 @@ impl Engine {
     /// The number of this start of the server.
     pub(crate) fn epoch(&self) -> Epoch {
         Epoch(self.0.epoch.load(Ordering::Acquire))
+    }
+
+    /// Whether callers must try again later: the store cannot be reached, or this node has no lease just now.
+    fn is_away(&self) -> bool {
+        self.0.away.load(Ordering::Acquire) || self.epoch() == NO_EPOCH
+    }
+
+    /// Whether this node runs tasks of this epoch.
+    fn runs_epoch(&self, epoch: Epoch) -> bool {
+        epoch == self.epoch() && epoch != NO_EPOCH
     }
 
     /// Whether other nodes use the same store, so that what is in memory may be old.
@@ -303,72 +313,12 @@ impl Engine {
     }
 
     async fn submit_as(&self, id: TaskId, by: Authority, command: Command, waits: bool) -> Result<Receipt, Error> {
-        if !waits && self.0.away.load(Ordering::Acquire) {
+        if !waits && self.is_away() {
             return Err(Error::Away);
         }
         let (receipt, reply) = oneshot::channel();
         self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits, receipt })).await.map_err(|_| self.unavailable())?;
         reply.await.map_err(|_| self.unavailable())?
-    }
-
-    /// The task, if `caller` owns it. To any other caller it does not exist.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    pub fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
-        match self.any_task(id) {
-            // To a caller that does not own it, a corrupt task does not exist either.
-            Err(Error::Corrupt(_)) if self.owner(id).is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
-            found => Ok(found?.filter(|task| task.spec.caller == *caller)),
-        }
-    }
-
-    /// The task, which `caller` must own.
-    pub(crate) fn require_task(&self, caller: &CallerId, id: TaskId) -> Result<Arc<Task>, Error> {
-        self.task(caller, id)?.ok_or(Error::Rejected(Reject::NotFound))
-    }
-
-    /// The task, whoever owns it.
-    pub(crate) fn any_task(&self, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
-        // Where nodes share a store nothing is cached there, and the store has the last word.
-        match self.0.recent.task(id) {
-            Some(task) => Ok(Some(task)),
-            None => Ok(self.checked(self.0.reader.task(id))?.map(Arc::new)),
-        }
-    }
-
-    /// Reads what running work needs, or what nobody sends again. While the store cannot be reached, it waits.
-    pub(crate) async fn read_when_back<T>(&self, mut read: impl FnMut(&Self) -> Result<T, Error>) -> Result<T, Error> {
-        loop {
-            match read(self) {
-                Err(Error::Away) => self.0.clock.sleep(AWAY_DELAY).await,
-                done => return done,
-            }
-        }
-    }
-
-    /// Passes on what the store read. A store that was tampered with ends the engine: nothing in it can be relied on.
-    fn checked<T>(&self, read: Result<T, store::Error>) -> Result<T, Error> {
-        if let Err(error @ store::Error::Tampered { .. }) = &read {
-            self.0.fail(error.into());
-        }
-        read.map_err(Error::from)
-    }
-
-    /// What follows `cursor` in a task's log; `None` if there is no such task.
-    pub(crate) fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
-        match self.0.recent.page(id, cursor) {
-            Some(page) => Ok(Some(page)),
-            None => self.checked(self.0.reader.page(id, cursor)),
-        }
-    }
-
-    /// Which chunks of a task there are: the first that is kept, and the number that the next one will get.
-    pub(crate) fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
-        match self.0.recent.task(id) {
-            Some(task) if task.spec.overflow == Overflow::Fail => Ok(Seq(0)..task.output.next_seq),
-            _ => self.checked(self.0.reader.chunk_range(id)),
-        }
     }
 
     /// An id for a task to be made with [`create`](Self::create).
@@ -419,6 +369,9 @@ impl Engine {
 
     /// Changes a session and waits until that is durable.
     pub(crate) async fn change_session(&self, change: SessionChange) -> Result<(), Error> {
+        if self.is_away() {
+            return Err(Error::Away);
+        }
         let (receipt, reply) = oneshot::channel();
         self.0.queue.send(WriterRequest::Session(change, receipt)).await.map_err(|_| self.unavailable())?;
         reply.await.map_err(|_| self.unavailable())
@@ -458,14 +411,6 @@ impl Engine {
         ended.1.await.map_err(|_| self.unavailable())?
     }
 
-    /// Who owns a task.
-    pub(crate) fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        match self.0.recent.task(id) {
-            Some(task) => Ok(Some(task.spec.caller.clone())),
-            None => self.checked(self.0.reader.owner(id)),
-        }
-    }
-
     /// Watches tasks for changes, and for output if `output`. Read them after this call, never before: else a change could be missed.
     pub(crate) fn watch(&self, ids: Vec<TaskId>, output: bool) -> Watch<TaskId> {
         self.0.task_wakeups.watch(ids, output)
@@ -500,13 +445,21 @@ impl Engine {
         self.0.runs.idle().await;
     }
 
+    /// Ends this node's lease for good, where nodes share the store: the others take over at once what still runs here.
+    pub(crate) async fn leave(&self) {
+        cluster::leave(self).await;
+    }
+
     /// Cancels the task that a caller made under this key, if there is one.
     pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
-        match self.0.reader.by_key(CallKey::Idempotency(caller, key)) {
-            Ok(Some(id)) => self.cancel_soon(caller.clone(), id, reason),
-            Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
-        }
+        let (engine, caller, key) = (self.clone(), caller.clone(), key.to_owned());
+        self.0.runtime.spawn(async move {
+            match engine.0.reader.by_key(CallKey::Idempotency(&caller, &key)).await {
+                Ok(Some(id)) => engine.cancel_now(caller, id, reason).await,
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
+            }
+        });
     }
 
     /// Cancels a task without waiting for it.
@@ -543,7 +496,7 @@ impl Engine {
     }
 
     fn unavailable(&self) -> Error {
-        if self.0.away.load(Ordering::Acquire) && !self.has_failed() {
+        if self.is_away() && !self.has_failed() {
             return Error::Away;
         }
         Error::Unavailable(

@@ -38,6 +38,8 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
 #[derive(Debug, Default)]
 pub(super) struct Quota {
     used: HashMap<CallerId, Usage>,
+    /// Whether other nodes change what callers have: then `used` has only those that this batch looked up.
+    is_shared: bool,
     /// Free bytes of the disk after what this batch decided; `None` if unknown or if there is no reserve.
     disk: Option<u64>,
     /// Whether the disk has too little space for new tasks.
@@ -49,9 +51,9 @@ impl Quota {
         Self { used: used.into_iter().collect(), ..Self::default() }
     }
 
-    /// Forgets what callers have: other nodes change it.
-    pub(super) fn forget_usage(&mut self) {
-        self.used.clear();
+    /// For a store that nodes share.
+    pub(super) fn shared() -> Self {
+        Self { is_shared: true, ..Self::default() }
     }
 
     pub(super) fn knows(&self, caller: &CallerId) -> bool {
@@ -64,6 +66,9 @@ impl Quota {
 
     /// Begins a batch; the disk has `free` bytes.
     pub(super) fn begin_batch(&mut self, free: Option<u64>, limits: &Limits) {
+        if self.is_shared {
+            self.used.clear();
+        }
         let reserve = limits.disk_reserve_bytes;
         self.disk = free.filter(|_| reserve > 0);
         let short = self.disk.is_some_and(|free| free < reserve);
@@ -97,10 +102,13 @@ impl Quota {
         if was == is {
             return;
         }
+        if self.is_shared && !self.knows(caller) {
+            return;
+        }
         let used = self.used.entry(caller.clone()).or_default();
         used.open = (used.open + is.open).saturating_sub(was.open);
         used.bytes = (used.bytes + is.bytes).saturating_sub(was.bytes);
-        if *used == Usage::default() {
+        if *used == Usage::default() && !self.is_shared {
             self.used.remove(caller);
         }
         let grows = is.bytes.saturating_sub(was.bytes);

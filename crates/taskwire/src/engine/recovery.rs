@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use taskwire_core::{
     TaskId,
     task::{Authority, Command, Task},
@@ -12,8 +13,8 @@ use super::{Engine, Error, operator_log, timers::RETRY_DELAY};
 /// Tasks that are recovered together.
 const PAGE: usize = 256;
 
-/// Called with each recovered task.
-type OnRecovered = dyn Fn(Option<&Arc<Task>>) + Send + Sync;
+/// Called with each recovered task, and with `None` after the last of them.
+pub(super) type OnRecovered = dyn Fn(Option<Arc<Task>>) -> BoxFuture<'static, ()> + Send + Sync;
 
 /// Recovers all open tasks. A page that cannot be read is tried again until it can.
 pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
@@ -36,7 +37,7 @@ pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
 
 /// Recovers one page, and returns how many tasks that changed; `None` at the end.
 async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRecovered) -> Result<Option<usize>, Error> {
-    let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE))?;
+    let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE).await)?;
     let Some(last) = page.last().copied() else { return Ok(None) };
     let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::recover(engine.epoch()))));
     let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();
@@ -44,7 +45,7 @@ async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRec
     for (id, receipt) in ids.into_iter().zip(futures_util::future::join_all(commands).await) {
         match receipt {
             Ok(receipt) => {
-                seen(Some(&receipt.task));
+                seen(Some(receipt.task.clone())).await;
                 if receipt.changed {
                     changed += 1;
                     operator_log::task_recovered(&receipt.task);

@@ -208,7 +208,7 @@ impl Run {
         let receipt = self.submit(Command::Ask { key: key.clone(), request }).await?;
         let watch = self.engine.watch(vec![receipt.task.id], false);
         loop {
-            let task = self.engine.read_when_back(|engine| engine.any_task(receipt.task.id)).await?.ok_or(Reject::NotFound)?;
+            let task = self.engine.read_when_back(|| self.engine.any_task(receipt.task.id)).await?.ok_or(Reject::NotFound)?;
             // The answer is for the attempt that runs now.
             if task.attempt != self.attempt {
                 return Err(Reject::Stale(self.attempt).into());
@@ -445,21 +445,21 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 /// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
 pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
     let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(()) };
-    let task = engine.read_when_back(|engine| engine.any_task(id)).await?.ok_or(Reject::NotFound)?;
+    let task = engine.read_when_back(|| engine.any_task(id)).await?.ok_or(Reject::NotFound)?;
     // Another node may have ended it, or taken it, before this run began.
-    if engine.is_shared() && (wants(&task).attempt != Some(attempt) || task.epoch != engine.epoch()) {
+    if engine.is_shared() && (wants(&task).attempt != Some(attempt) || !engine.runs_epoch(task.epoch)) {
         engine.0.runs.stop_unwanted(engine, &task);
         return Ok(());
     }
     let created = match engine.0.recent.created(id) {
         Some(created) => Some(created),
-        None => engine.read_when_back(|engine| Ok(engine.reader().event(id, Version(1))?)).await?,
+        None => engine.read_when_back(|| engine.event(id, Version(1))).await?,
     };
     let Some(Event::Created { arguments, continuation, .. }) = created else { return Err(Reject::NotFound.into()) };
     let continuation = continuation.and_then(|payload| payload.read().ok()).unwrap_or_default();
     let checkpoint = match task.checkpoint_version {
         None => None,
-        Some(version) => match engine.read_when_back(|engine| Ok(engine.reader().event(id, version)?)).await? {
+        Some(version) => match engine.read_when_back(|| engine.event(id, version)).await? {
             Some(Event::Saved { checkpoint }) => Some(checkpoint),
             // Without its checkpoint, the attempt would repeat work that is done.
             _ => return Err(crate::store::Error::corrupt_task(id, "its checkpoint is missing").into()),

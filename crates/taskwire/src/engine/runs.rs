@@ -33,7 +33,7 @@ impl RunningAttempt {
 struct Table {
     running: BTreeMap<TaskId, RunningAttempt>,
     bound_to_process: usize,
-    /// Tasks whose attempts were stopped while the store could not be reached.
+    /// Tasks whose attempts were stopped while the store could not be reached. The next renewal of the lease starts them again.
     abandoned: BTreeSet<TaskId>,
 }
 
@@ -87,6 +87,7 @@ impl Runs {
     pub(super) fn unregister(&self, id: TaskId) {
         let mut table = self.lock();
         table.remove(id);
+        table.abandoned.remove(&id);
         self.publish(&table);
     }
 
@@ -129,6 +130,11 @@ impl Runs {
         !ids.is_empty()
     }
 
+    /// The next renewal of the lease is to start this task again.
+    pub(super) fn set_abandoned(&self, id: TaskId) {
+        self.lock().abandoned.insert(id);
+    }
+
     /// The tasks whose attempts were stopped while the store could not be reached.
     pub(super) fn take_abandoned(&self) -> BTreeSet<TaskId> {
         std::mem::take(&mut self.lock().abandoned)
@@ -140,9 +146,9 @@ impl Runs {
     }
 
     /// The same, and starts the attempt that `task` wants if that has just `begun`: no attempt is started twice. An attempt of another epoch
-    /// is not started: recovery decides what becomes of it.
+    /// is not started: recovery decides what becomes of it. Nor is one whose work began before its task was made, and was stopped since.
     pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>, begun: bool) {
-        let wanted = wants(task).attempt.filter(|_| task.epoch == engine.epoch());
+        let wanted = wants(task).attempt.filter(|_| engine.runs_epoch(task.epoch));
         let mut table = self.lock();
         let running = table.running.get(&task.id).map(|running| running.attempt);
         if running == wanted || (running.is_none() && !begun) {
@@ -152,7 +158,7 @@ impl Runs {
             // If the task has not ended, another attempt may run.
             if task.ended.is_some() { old.stop.stop() } else { old.stop.abandon() }
         }
-        if let Some(attempt) = wanted.filter(|_| begun) {
+        if let Some(attempt) = wanted.filter(|_| begun && !table.abandoned.contains(&task.id)) {
             table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt: task.spec.on_interrupt });
             engine.spawn_attempt(task.id, attempt);
         }

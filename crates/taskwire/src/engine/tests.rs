@@ -11,15 +11,15 @@ use futures_util::future::{join, join3};
 use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
-    QuestionKey, Timestamp,
-    task::{Blocks, OnInterrupt, Status},
+    QuestionKey, Seq, Timestamp,
+    task::{Blocks, OnInterrupt, Overflow, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{SqliteStore, TaskWrite, Written},
+    store::{Cursor, SqliteStore, TaskWrite, Usage, Written},
     testing::TempDir,
 };
 
@@ -151,6 +151,10 @@ impl Store for TestStore {
         self.store.secret()
     }
 
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, store::Error> {
+        self.store.usage()
+    }
+
     fn reader(&self) -> Arc<dyn Reader> {
         self.store.reader()
     }
@@ -253,7 +257,7 @@ async fn ended(engine: &Engine, id: TaskId) -> Arc<Task> {
     let watch = engine.watch(vec![id], true);
     let end = async {
         loop {
-            match engine.any_task(id).expect("readable") {
+            match engine.any_task(id).await.expect("readable") {
                 Some(task) if task.ended.is_some() => return task,
                 _ => drop(watch.changed().await),
             }
@@ -332,7 +336,7 @@ async fn a_commit_in_doubt_is_looked_up_and_not_repeated() {
     assert!(matches!(make(&engine, spec()).await, Err(Error::Away)));
     let open = meanwhile(&clock, async {
         loop {
-            match engine.reader().open_tasks(None, 10).expect("readable") {
+            match engine.reader().open_tasks(None, 10).await.expect("readable") {
                 open if open.len() == 2 => return open,
                 _ => yield_now().await,
             }
@@ -361,8 +365,8 @@ async fn a_commit_that_fails_ends_the_engine() {
         assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("it is broken")), "{refused:?}");
         assert!(!format!("{refused:?}").contains("the disk"), "where that is concerns no caller: {refused:?}");
     }
-    assert_eq!(engine.any_task(kept).expect("still readable").expect("there").status(), Status::Working);
-    assert_eq!(engine.any_task(lost).expect("still readable"), None, "what was refused is not there");
+    assert_eq!(engine.any_task(kept).await.expect("still readable").expect("there").status(), Status::Working);
+    assert_eq!(engine.any_task(lost).await.expect("still readable"), None, "what was refused is not there");
 }
 
 #[tokio::test]
@@ -446,12 +450,12 @@ async fn tasks_that_are_damaged_do_not_keep_others_from_their_time() {
     let watch = second.watch(vec![whole], false);
     second.recover();
     let forgotten = async {
-        while second.any_task(whole).expect("readable").is_some() {
+        while second.any_task(whole).await.expect("readable").is_some() {
             watch.changed().await;
         }
     };
     soon("the end of its retention", forgotten).await;
-    assert!(matches!(second.any_task(ids[0]), Err(Error::Corrupt(_))), "what is damaged is not forgotten");
+    assert!(matches!(second.any_task(ids[0]).await, Err(Error::Corrupt(_))), "what is damaged is not forgotten");
     assert!(!second.has_failed());
 }
 
@@ -470,11 +474,11 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     drop(connection);
     let second = engine(freed(&dir).await);
     let (mine, theirs) = (CallerId::new("me"), CallerId::new("you"));
-    let found = second.task(&mine, damaged);
+    let found = second.task(&mine, damaged).await;
     assert!(matches!(&found, Err(Error::Corrupt(why)) if why.contains(&damaged.to_string())), "{found:?}");
-    assert_eq!(second.task(&theirs, damaged).expect("nothing is wrong for others"), None);
-    assert_eq!(skip_corrupt(second.task(&mine, damaged)).expect("others are listed"), None);
-    assert!(skip_corrupt(second.task(&mine, whole)).expect("readable").is_some());
+    assert_eq!(second.task(&theirs, damaged).await.expect("nothing is wrong for others"), None);
+    assert_eq!(skip_corrupt(second.task(&mine, damaged).await).expect("others are listed"), None);
+    assert!(skip_corrupt(second.task(&mine, whole).await).expect("readable").is_some());
 }
 
 #[tokio::test]
@@ -486,7 +490,7 @@ async fn a_store_that_a_reader_finds_cut_short_ends_the_engine() {
     drop(first);
     let second = engine(freed(&dir).await);
     std::fs::OpenOptions::new().write(true).open(dir.database()).and_then(|file| file.set_len(0)).expect("cut");
-    let lost = second.any_task(id);
+    let lost = second.any_task(id).await;
     assert!(matches!(&lost, Err(Error::Unavailable(why)) if why.contains("cut short")), "{lost:?}");
     let reason = soon("the failure", second.failed()).await;
     assert!(reason.contains("tasks.db was cut short"), "{reason}");
@@ -523,7 +527,7 @@ async fn a_retried_task_has_its_whole_time_again_and_no_more() {
     second.set_work(work);
     second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)));
-    let deadline = second.any_task(id).expect("readable").expect("there").deadline.expect("a deadline");
+    let deadline = second.any_task(id).await.expect("readable").expect("there").deadline.expect("a deadline");
     assert_eq!(deadline, clock.now().after(10 * SECOND));
     clock.advance(10 * SECOND);
     assert_eq!(ended(&second, id).await.status(), Status::Failed);
@@ -548,7 +552,7 @@ async fn an_answer_does_not_start_the_attempt_of_an_earlier_life() {
     assert_eq!(second.running(), 0);
     second.recover();
     assert_eq!(soon("the next attempt", attempts.recv()).await, Some(Attempt(2)), "and not the first");
-    let task = second.any_task(id).expect("readable").expect("there");
+    let task = second.any_task(id).await.expect("readable").expect("there");
     assert!(task.questions[&key].answer.is_some(), "the answer is kept");
 }
 
@@ -585,7 +589,7 @@ async fn two_calls_under_one_key_at_one_time_are_one_task() {
     assert_eq!(one.task.id, two.task.id);
     assert_eq!((one.changed, two.changed, writes), (true, false, 1));
     before.await.expect("another task");
-    assert_eq!(engine.reader().open_tasks(None, 10).expect("readable").len(), 2);
+    assert_eq!(engine.reader().open_tasks(None, 10).await.expect("readable").len(), 2);
 }
 
 #[tokio::test]
@@ -637,7 +641,7 @@ async fn a_key_can_be_used_anew_in_the_batch_that_forgets_its_task() {
     assert!(second.changed && second.task.id != first);
     before.await.expect("another task");
     assert_eq!(make(&engine, under_key()).await.expect("the second").task.id, second.task.id);
-    assert_eq!(engine.reader().task(first).expect("readable"), None);
+    assert_eq!(engine.reader().task(first).await.expect("readable"), None);
 }
 
 // Bounds.
@@ -797,7 +801,7 @@ async fn what_is_kept_in_memory_is_what_the_store_has() {
             for (bytes, chunks) in [(1, 1), (100, 3), (usize::MAX, usize::MAX)] {
                 let cursor = Cursor { after: taskwire_core::Version(after), from, max_bytes: bytes, max_chunks: chunks };
                 if let Some(kept) = engine.0.recent.page(task.id, cursor) {
-                    assert_eq!(Some(kept), engine.reader().page(task.id, cursor).expect("readable"), "{cursor:?}");
+                    assert_eq!(Some(kept), engine.reader().page(task.id, cursor).await.expect("readable"), "{cursor:?}");
                     compared += 1;
                 }
             }

@@ -96,21 +96,26 @@ async fn tick_due_tasks(engine: &Engine, skipped: &mut SkippedTasks) -> Result<T
     // While this looks, every `arm` wakes the loop, so that none is lost.
     timers.armed.store(i64::MAX, Ordering::Release);
     let now = engine.0.clock.now();
-    let mut due = engine.checked(engine.0.reader.due_tasks(now, PAGE + skipped.corrupt.len()))?;
+    // Other nodes tick what they run. What a dead one ran must not fail for time in which nobody worked on it: it is taken over first.
+    let of = engine.is_shared().then(|| engine.epoch());
+    let mut due = engine.checked(engine.0.reader.due_tasks(now, of, PAGE + skipped.corrupt.len()).await)?;
     due.retain(|id| !skipped.corrupt.contains(id));
     if due.is_empty() {
-        let next = engine.checked(engine.0.reader.next_due(now))?.unwrap_or(Timestamp::from_millis(i64::MAX));
+        let next = engine.checked(engine.0.reader.next_due(now).await)?.unwrap_or(Timestamp::from_millis(i64::MAX));
         timers.armed.store(next.as_millis(), Ordering::Release);
         return Ok(next);
     }
     let ticks = due.iter().map(|id| engine.submit(*id, Authority::Engine, Command::Tick));
     let before = std::mem::take(&mut skipped.unmoved);
+    let mut next = now;
     for (id, tick) in due.iter().zip(futures_util::future::join_all(ticks).await) {
         match tick {
             Ok(receipt) if receipt.changed => {}
             Ok(_) if !before.contains(id) => {
                 skipped.unmoved.insert(*id);
             }
+            // Another node changed it, or the store's clock was set back.
+            Ok(_) if engine.is_shared() => next = now.after(RETRY_DELAY),
             Ok(_) | Err(Error::Corrupt(_)) => {
                 tracing::error!(task = %id, "a task whose stored data is corrupt is left alone: it does not time out and is not forgotten");
                 skipped.corrupt.insert(*id);
@@ -120,5 +125,5 @@ async fn tick_due_tasks(engine: &Engine, skipped: &mut SkippedTasks) -> Result<T
             Err(unavailable) => return Err(unavailable),
         }
     }
-    Ok(now)
+    Ok(next)
 }

@@ -44,7 +44,7 @@ const ROUNDS_MAX: usize = 1_000;
 pub(super) fn spawn<S: Store>(store: S, inner: &Arc<Inner>, commands: mpsc::Receiver<WriterRequest>) -> Result<(), store::Error> {
     let cluster = store.cluster();
     // Where nodes share a store, what a caller has is counted in the store.
-    let quota = if cluster.is_some() { Quota::default() } else { Quota::new(store.reader().usage()?) };
+    let quota = if cluster.is_some() { Quota::shared() } else { Quota::new(store.usage()?) };
     let writer = Writer { store, cluster, engine: Arc::downgrade(inner), cache: HashMap::new(), quota, may_reclaim: true };
     let runtime = inner.runtime.clone();
     if !S::BLOCKS {
@@ -93,7 +93,7 @@ impl<S: Store> Writer<S> {
             {
                 requests.push(request);
             }
-            if let Err(error) = self.carry_out(&engine, requests).await {
+            if let Err(error) = self.carry_out(&engine, requests, &mut commands).await {
                 // Before the receipts are dropped, so that whoever waits for one learns the reason.
                 engine.0.fail(Failure::from(&error));
                 // Closing the queue tells every waiter that nothing more is stored.
@@ -125,7 +125,12 @@ impl<S: Store> Writer<S> {
     }
 
     /// Carries out requests: decides and commits them until none is left. Fails only if nothing more can be stored.
-    async fn carry_out(&mut self, engine: &Engine, mut requests: Vec<WriterRequest>) -> Result<(), store::Error> {
+    async fn carry_out(
+        &mut self,
+        engine: &Engine,
+        mut requests: Vec<WriterRequest>,
+        commands: &mut mpsc::Receiver<WriterRequest>,
+    ) -> Result<(), store::Error> {
         let (mut delay, mut rounds) = (RETRY_DELAY_MIN, 0);
         while !requests.is_empty() {
             let mut batch = self.decide_all(engine, requests).await;
@@ -144,6 +149,7 @@ impl<S: Store> Writer<S> {
                     away = true;
                     engine.0.set_away(true);
                     batch.refuse_callers();
+                    batch.later.extend(take_queued(engine, commands));
                     match error.kind() {
                         ErrorKind::InDoubt => in_doubt::find_out(engine, &mut self.store, &batch).await?,
                         _ => batch.nothing_written(),
@@ -155,6 +161,7 @@ impl<S: Store> Writer<S> {
             self.publish(engine, batch);
             engine.0.set_away(away);
             if away {
+                requests.extend(take_queued(engine, commands));
                 batch::refuse_callers(&mut requests);
                 engine.0.clock.sleep(delay).await;
                 delay = (delay * 2).min(RETRY_DELAY_MAX);
@@ -174,7 +181,8 @@ impl<S: Store> Writer<S> {
     /// would have changed.
     fn take_back(&mut self, batch: &mut Batch, written: &[Written]) -> Vec<WriterRequest> {
         let (refused, requests) = batch.take_refused(written);
-        for decided in refused {
+        // The latest first, as they were added up.
+        for decided in refused.into_iter().rev() {
             self.cache.remove(&decided.task);
             if let Some((caller, was, is)) = decided.usage {
                 self.quota.record_change(&caller, is, was);
@@ -188,9 +196,6 @@ impl<S: Store> Writer<S> {
         let now = engine.now();
         let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
         self.quota.begin_batch(free, engine.limits());
-        if self.cluster.is_some() {
-            self.quota.forget_usage();
-        }
         let mut batch = Batch::default();
         for request in requests {
             let request = match request {
@@ -225,7 +230,7 @@ impl<S: Store> Writer<S> {
         let (before, is_current) = self.task_before(request, batch).await?;
         let decided = self.decide_on(engine, request, before, now, batch).await?;
         // Another node may have changed a cached task. A write would be refused then, so only what writes nothing must be decided anew.
-        if decided.write.is_some() || is_current {
+        if decided.is_written() || is_current {
             return Ok(decided);
         }
         self.cache.remove(&request.id);
@@ -273,7 +278,9 @@ impl<S: Store> Writer<S> {
         };
         let forgotten = matches!(events.last(), Some(Event::Expired));
         let mut is = if forgotten { Usage::default() } else { self.usage_of(engine, &task, limits) };
-        self.read_usage(&task.spec).await?;
+        if is.open > was.open || is.bytes > was.bytes {
+            self.read_usage(&task.spec).await?;
+        }
         if let Err(reject) = self.quota.admit(&task.spec.caller, command, was, is, limits) {
             let Command::Finish { .. } = command else { return Ok(Decided::rejected(reject.into())) };
             // The work has ended, so the task must end too: it fails with a short error.
@@ -295,7 +302,7 @@ impl<S: Store> Writer<S> {
             batch.add_keys(&task, &new.arguments);
         }
         let stale_checkpoint = before.as_ref().and_then(|before| before.checkpoint_version);
-        let write = batch.write(TaskWrite {
+        batch.write(TaskWrite {
             task: task.clone(),
             first_version: before.as_ref().map_or(Version(1), |before| before.version.next()),
             at: now,
@@ -305,7 +312,7 @@ impl<S: Store> Writer<S> {
             stored_bytes: is.bytes,
             events,
         });
-        Ok(Decided::written(task, write, (was, is)))
+        Ok(Decided::written(task, (was, is)))
     }
 
     /// Acts on what is durable: readers can see it, work starts and stops, receipts go out, and whoever waits is woken.
@@ -374,7 +381,7 @@ impl<S: Store> Writer<S> {
         for key in CallKey::of(&new.spec) {
             let (id, arguments) = match batch.by_key(key) {
                 Some((id, arguments)) => (id, Some(arguments)),
-                None => match engine.reader().by_key(key)? {
+                None => match engine.reader().by_key(key).await? {
                     Some(id) if !batch.expired.contains(&id) => (id, None),
                     _ => continue,
                 },
@@ -404,13 +411,13 @@ impl<S: Store> Writer<S> {
             };
             let arguments = match arguments {
                 Some(arguments) => arguments,
-                None => match engine.reader().event(id, Version(1))? {
+                None => match engine.reader().event(id, Version(1)).await? {
                     Some(Event::Created { arguments, .. }) => arguments,
                     _ => return Err(store::Error::corrupt_task(id, "its beginning is missing")),
                 },
             };
             let same = task.spec.tool == new.spec.tool && same_json(&arguments, &new.arguments);
-            let reused = || Decided::rejected(Reject::IdempotencyKeyReused(key.to_owned()).into());
+            let reused = || Decided::rejected(Reject::IdempotencyKeyReused(key.to_owned()).into()).about(id);
             return Ok(Some(if same { Decided::unchanged(task) } else { reused() }));
         }
         Ok(None)
@@ -456,6 +463,18 @@ impl<S: Store> Writer<S> {
             });
         }
     }
+}
+
+/// What waits in the queue while the store is away: callers need not wait any longer, and running work keeps its order.
+fn take_queued(engine: &Engine, commands: &mut mpsc::Receiver<WriterRequest>) -> Vec<WriterRequest> {
+    let mut queued = Vec::new();
+    while queued.len() < engine.0.config.queue_len
+        && let Ok(request) = commands.try_recv()
+    {
+        queued.push(request);
+    }
+    batch::refuse_callers(&mut queued);
+    queued
 }
 
 fn change_kind(events: &[Event]) -> ChangeKind {

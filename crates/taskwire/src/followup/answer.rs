@@ -74,7 +74,7 @@ pub(super) fn tool() -> Tool {
 
 async fn answer(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { task_id, key, value, action } = ctx.arguments().read()?;
-    let task = find_task(&ctx, &task_id)?;
+    let task = find_task(&ctx, &task_id).await?;
     let (key, request) = choose_question(&task, key.as_deref()).map_err(ToolError::new)?;
     let question = Question::read(&request);
     let answer = build_answer(&task, &key, &question, value, action).map_err(ToolError::new)?;

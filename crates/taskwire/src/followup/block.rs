@@ -17,7 +17,7 @@ pub(super) async fn read(engine: &Engine, id: TaskId, name: &str, uri: &str) -> 
     let (mut from, mut parts) = (Seq(0), BlockAssembler::default());
     loop {
         let cursor = Cursor::output(from, READ_BYTES);
-        let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
+        let page = engine.page(id, cursor).await?.ok_or(ReadError::NotFound)?;
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             from = chunk.seq.next();

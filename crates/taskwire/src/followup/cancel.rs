@@ -30,7 +30,7 @@ pub(super) fn tool() -> Tool {
 async fn cancel(ctx: Ctx) -> Result<CallResult, ToolError> {
     let Arguments { task_id } = ctx.arguments().read()?;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
-    let receipt = submit(&ctx, &task_id, find_task(&ctx, &task_id)?.id, command).await?;
+    let receipt = submit(&ctx, &task_id, find_task(&ctx, &task_id).await?.id, command).await?;
     Ok(CallResult::of([Content::text(report(&receipt.task, receipt.changed))]))
 }
 

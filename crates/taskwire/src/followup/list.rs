@@ -70,8 +70,8 @@ async fn list(ctx: Ctx) -> Result<CallResult, ToolError> {
     let limit = limit.map_or(LIMIT_DEFAULT_AND_MAX.0, |limit| (limit as usize).clamp(1, LIMIT_DEFAULT_AND_MAX.1));
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
     let (mut found, mut more) = (Vec::new(), false);
-    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).map_err(engine::Error::from)? {
-        let Some(task) = engine::skip_corrupt(engine.task(caller, id))?.filter(|task| state.unwrap_or_default().matches(task)) else {
+    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).await.map_err(engine::Error::from)? {
+        let Some(task) = engine::skip_corrupt(engine.task(caller, id).await)?.filter(|task| state.unwrap_or_default().matches(task)) else {
             continue;
         };
         more = found.len() == limit;
@@ -80,12 +80,15 @@ async fn list(ctx: Ctx) -> Result<CallResult, ToolError> {
         }
         found.push(task);
     }
-    Ok(CallResult::of([Content::text(report(engine, &found, more))]))
+    Ok(CallResult::of([Content::text(report(engine, &found, more).await)]))
 }
 
-fn report(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
+async fn report(engine: &Engine, tasks: &[Arc<Task>], more: bool) -> String {
     let now = engine.clock().now();
-    let lines: Vec<String> = tasks.iter().map(|task| line(task, arguments(engine, task).as_deref(), now)).collect();
+    let mut lines = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        lines.push(line(task, arguments(engine, task).await.as_deref(), now));
+    }
     match lines.len() {
         0 => "There are no such tasks of yours.".to_owned(),
         _ => {
@@ -110,8 +113,8 @@ fn line(task: &Task, arguments: Option<&str>, now: Timestamp) -> String {
 }
 
 /// The arguments that a task was made with.
-fn arguments(engine: &Engine, task: &Task) -> Option<String> {
-    match engine.reader().event(task.id, Version(1)) {
+async fn arguments(engine: &Engine, task: &Task) -> Option<String> {
+    match engine.reader().event(task.id, Version(1)).await {
         Ok(Some(Event::Created { arguments: request, .. })) if request.as_str() != "{}" => Some(request.as_str().to_owned()),
         _ => None,
     }

@@ -65,25 +65,25 @@ pub(crate) fn tools(settings: &Settings) -> Vec<Arc<ReadyTool>> {
 }
 
 /// Finds the task that a model names. The error lists the caller's running tasks.
-fn find_task(ctx: &Ctx, id_text: &str) -> Result<Arc<Task>, ToolError> {
+async fn find_task(ctx: &Ctx, id_text: &str) -> Result<Arc<Task>, ToolError> {
     let (engine, caller) = (ctx.run().engine(), &ctx.run().spec().caller);
     let task = match read_id(id_text) {
-        Some(id) => engine.task(caller, id)?,
+        Some(id) => engine.task(caller, id).await?,
         None => None,
     };
     match task {
         Some(task) => Ok(task),
-        None => Err(ToolError::new(unknown(engine, caller, id_text)?)),
+        None => Err(ToolError::new(unknown(engine, caller, id_text).await?)),
     }
 }
 
 /// Submits a command in the caller's name. If the task was forgotten in this very moment, the error is that of an unknown id.
 async fn submit(ctx: &Ctx, id_text: &str, id: TaskId, command: Command) -> Result<engine::Receipt, ToolError> {
     let by = Authority::Caller(ctx.run().spec().caller.clone());
-    ctx.run().engine().submit(id, by, command).await.map_err(|error| match error {
-        engine::Error::Rejected(Reject::NotFound) => find_task(ctx, id_text).err().unwrap_or_else(ToolError::stopped),
-        error => error.into(),
-    })
+    match ctx.run().engine().submit(id, by, command).await {
+        Err(engine::Error::Rejected(Reject::NotFound)) => Err(find_task(ctx, id_text).await.err().unwrap_or_else(ToolError::stopped)),
+        submitted => Ok(submitted?),
+    }
 }
 
 /// Reads an id from a text. Models sometimes put quotes around it.
@@ -93,9 +93,9 @@ pub(crate) fn read_id(text: &str) -> Option<TaskId> {
 }
 
 /// The error text for an id that names no task of this caller. It is the same if the task is another caller's.
-fn unknown(engine: &Engine, caller: &CallerId, id_text: &str) -> Result<String, engine::Error> {
+async fn unknown(engine: &Engine, caller: &CallerId, id_text: &str) -> Result<String, engine::Error> {
     let now = engine.clock().now();
-    let running = running_tasks(engine, caller)?;
+    let running = running_tasks(engine, caller).await?;
     let list = running.iter().fold(String::new(), |list, task| {
         let age = duration_text(now.since(task.began_at()));
         let asks = if task.asked_at.is_some() { ", has a question" } else { "" };
@@ -111,11 +111,11 @@ fn unknown(engine: &Engine, caller: &CallerId, id_text: &str) -> Result<String, 
 }
 
 /// The caller's latest tasks that have not ended and that it may know of.
-fn running_tasks(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
+async fn running_tasks(engine: &Engine, caller: &CallerId) -> Result<Vec<Arc<Task>>, engine::Error> {
     let mut found = Vec::new();
-    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX)? {
+    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).await? {
         let known = |task: &Arc<Task>| task.outcome.is_none() && (!task.spec.hidden || task.spec.findable);
-        found.extend(engine::skip_corrupt(engine.task(caller, id))?.filter(known));
+        found.extend(engine::skip_corrupt(engine.task(caller, id).await)?.filter(known));
         if found.len() == LISTED_MAX {
             break;
         }

@@ -52,19 +52,19 @@ pub(super) fn tool(settings: &Settings) -> Tool {
         "additionalProperties": false,
     });
     let bytes = settings.output_bytes;
-    Tool::raw(OUTPUT, DESCRIPTION, schema, move |ctx: Ctx| async move { show(&ctx, bytes) })
+    Tool::raw(OUTPUT, DESCRIPTION, schema, move |ctx: Ctx| async move { show(&ctx, bytes).await })
         .title("Read the output of a task")
         .annotations(Annotations::default().read_only(true).open_world(false))
 }
 
-fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
+async fn show(ctx: &Ctx, bytes: usize) -> Result<CallResult, ToolError> {
     let Arguments { task_id, after } = ctx.arguments().read()?;
     let after = after as u64;
     let engine = ctx.run().engine();
-    let id = find_task(ctx, &task_id)?.id;
-    let Some(written) = read(engine, id, Seq(after), bytes)? else { return Err(forgotten(id)) };
+    let id = find_task(ctx, &task_id).await?.id;
+    let Some(written) = read(engine, id, Seq(after), bytes).await? else { return Err(forgotten(id)) };
     // Read after the output, so that the reported state is not older than it.
-    let task = find_task(ctx, &task_id)?;
+    let task = find_task(ctx, &task_id).await?;
     let mut content: Vec<Content> = written.blocks.iter().cloned().map(Content::raw).collect();
     content.push(Content::text(closing_text(engine, &task, after, &written)));
     Ok(CallResult::of(content))
@@ -128,13 +128,13 @@ struct OutputPart {
 
 /// Reads a task's output from `from`: whole chunks, at least one if there is one, of which a terminal shows about `bytes`. `None` if there
 /// is no such task.
-fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
+async fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
     let mut written = OutputPart { blocks: Vec::new(), is_empty: true, next: from, more: false, ended: false, has_lost_beginning: false };
-    let mut gathered = ShownBlocks { screen: Screen::after(&before(engine, id, from)?), ..ShownBlocks::default() };
+    let mut gathered = ShownBlocks { screen: Screen::after(&before(engine, id, from).await?), ..ShownBlocks::default() };
     let mut taken = 0;
     loop {
         let cursor = Cursor::output(written.next, bytes);
-        let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+        let Some(page) = engine.page(id, cursor).await? else { return Ok(None) };
         (written.more, written.ended) = (page.more, page.ended);
         // An `after` beyond the end becomes the next seq that will be written.
         written.next = written.next.min(page.next_seq);
@@ -157,25 +157,25 @@ fn read(engine: &Engine, id: TaskId, from: Seq, bytes: usize) -> Result<Option<O
 }
 
 /// The end of the text before a chunk: an escape sequence that continues in the chunk may begin there.
-fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Error> {
+async fn before(engine: &Engine, id: TaskId, from: Seq) -> Result<String, engine::Error> {
     if from == Seq(0) {
         return Ok(String::new());
     }
-    let kept = engine.chunk_range(id)?;
+    let kept = engine.chunk_range(id).await?;
     let from = from.min(kept.end);
     let (mut at, mut text) = (from, String::new());
     while at > kept.start && from.0 - at.0 < BEFORE_CHUNKS && text.len() < BEFORE_BYTES {
         at = Seq(at.0 - 1);
-        let Some((earlier, _)) = chunk_text(engine, id, at)? else { break };
+        let Some((earlier, _)) = chunk_text(engine, id, at).await? else { break };
         text.insert_str(0, &earlier);
     }
     Ok(text)
 }
 
 /// The text of one chunk and its stored size in bytes; `None` if there is no such task.
-pub(super) fn chunk_text(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
+pub(super) async fn chunk_text(engine: &Engine, id: TaskId, at: Seq) -> Result<Option<(String, usize)>, engine::Error> {
     let cursor = Cursor { after: Version(u64::MAX), from: Some(at), max_bytes: 1, max_chunks: 1 };
-    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+    let Some(page) = engine.page(id, cursor).await? else { return Ok(None) };
     let (mut all, mut bytes) = (String::new(), 0);
     for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
         bytes += chunk.blocks.as_str().len();

@@ -105,11 +105,11 @@ fn parse(uri: &str) -> Result<(TaskId, Range), ReadError> {
 /// The returned URI names the range, unless the text is the whole output and that was asked for.
 pub(crate) async fn read(engine: &Engine, caller: &CallerId, uri: &str, max_bytes: usize) -> Result<Value, ReadError> {
     if let Some((id, name)) = large_block::parse_block_uri(uri) {
-        engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
+        engine.task(caller, id).await?.ok_or(ReadError::NotFound)?;
         return block::read(engine, id, name, uri).await;
     }
     let (id, range) = parse(uri)?;
-    let task = engine.task(caller, id)?.ok_or(ReadError::NotFound)?;
+    let task = engine.task(caller, id).await?.ok_or(ReadError::NotFound)?;
     let from = match range.from {
         Some(back) if back < 0 => {
             // Find the length first; what the task writes meanwhile comes after it.
@@ -141,7 +141,7 @@ async fn scan(engine: &Engine, id: TaskId, part: &mut RangeReader) -> Result<boo
     let (mut from, mut missed) = (Seq(0), false);
     loop {
         let cursor = Cursor::output(from, READ_BYTES);
-        let page = engine.page(id, cursor)?.ok_or(ReadError::NotFound)?;
+        let page = engine.page(id, cursor).await?.ok_or(ReadError::NotFound)?;
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             missed |= from == Seq(0) && chunk.seq > from;

@@ -26,8 +26,8 @@ const QUESTIONS_MAX: usize = 5;
 
 /// The reply to a call that is held, or waits, while the server shuts down. The task goes on, but for a moment no server can be asked about
 /// it.
-pub(crate) fn shutting_down(engine: &Engine, task: &Task) -> CallResult {
-    let mut result = task_result(engine, task);
+pub(crate) async fn shutting_down(engine: &Engine, task: &Task) -> CallResult {
+    let mut result = task_result(engine, task).await;
     if task.outcome.is_none() {
         let text = format!("The server is shutting down or being restarted: give it a few seconds, then call `{WAIT}` again.");
         result.content.push(Content::text(text).into_payload());
@@ -37,14 +37,14 @@ pub(crate) fn shutting_down(engine: &Engine, task: &Task) -> CallResult {
 
 /// The reply to a caller that knows of no task, when its call ended without a result for a reason that a model can act on: timeout, limit,
 /// crash or cancellation. `None` for a result, and for an error that the tool itself returned.
-pub(crate) fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
+pub(crate) async fn failed(engine: &Engine, task: &Task) -> Option<CallResult> {
     let outcome = task.outcome.as_ref().filter(|outcome| is_server_failure(outcome))?;
     if task.spec.findable {
-        return Some(task_result(engine, task));
+        return Some(task_result(engine, task).await);
     }
     // The caller cannot ask about the task later, so this reply has all that is known.
     let mut result = failure_without_task(&task.spec.tool, outcome)?;
-    result.content.extend(last_output(engine, task.id, "The last lines that it wrote:").map(Content::into_payload));
+    result.content.extend(last_output(engine, task.id, "The last lines that it wrote:").await.map(Content::into_payload));
     Some(result)
 }
 
@@ -89,15 +89,15 @@ pub(crate) fn dedupe_note(began: Timestamp, now: Timestamp) -> Content {
 
 /// The reply that describes a task as it is now. It suits a call whose hold has expired, and one whose task asks something that its client
 /// cannot be asked.
-pub(crate) fn task_result(engine: &Engine, task: &Task) -> CallResult {
+pub(crate) async fn task_result(engine: &Engine, task: &Task) -> CallResult {
     match ended(task) {
         Some(result) if matches!(task.outcome, Some(Outcome::Completed { .. })) => result,
         Some(mut result) => {
-            result.content.extend(last_output(engine, task.id, "The last lines that it wrote:").map(Content::into_payload));
+            result.content.extend(last_output(engine, task.id, "The last lines that it wrote:").await.map(Content::into_payload));
             result
         }
         None if task.asked_at.is_some() => CallResult::of([Content::text(questions_text(task))]),
-        None => running(engine, task),
+        None => running(engine, task).await,
     }
 }
 
@@ -127,12 +127,12 @@ fn no_result_text(who: &str, outcome: &Outcome) -> Option<String> {
 }
 
 /// The end of what a task wrote, if it wrote text.
-fn last_output(engine: &Engine, id: TaskId, title: &str) -> Option<Content> {
-    let tail = last_shown_lines(engine, id, TAIL_BYTES).ok().flatten()?;
+async fn last_output(engine: &Engine, id: TaskId, title: &str) -> Option<Content> {
+    let tail = last_shown_lines(engine, id, TAIL_BYTES).await.ok().flatten()?;
     Some(Content::text(format!("{title}\n{tail}")))
 }
 
-fn running(engine: &Engine, task: &Task) -> CallResult {
+async fn running(engine: &Engine, task: &Task) -> CallResult {
     let (tool, same) = (&task.spec.tool, arguments(task.id, &[]));
     let age = duration_text(engine.clock().now().since(task.began_at()));
     let said = status_text(task).map(|said| format!(" It says: {said}")).unwrap_or_default();
@@ -146,7 +146,7 @@ fn running(engine: &Engine, task: &Task) -> CallResult {
         task.id
     );
     let mut content = vec![Content::text(text)];
-    content.extend(last_output(engine, task.id, "The last lines that it has written so far:"));
+    content.extend(last_output(engine, task.id, "The last lines that it has written so far:").await);
     CallResult::of(content)
 }
 
@@ -198,14 +198,14 @@ pub(super) fn has_user_question(task: &Task) -> bool {
 }
 
 /// The last lines of a task's output as a terminal shows them, at most so many bytes; none if it has written no text.
-fn last_shown_lines(engine: &Engine, id: TaskId, max: usize) -> Result<Option<String>, engine::Error> {
-    let kept = engine.chunk_range(id)?;
+async fn last_shown_lines(engine: &Engine, id: TaskId, max: usize) -> Result<Option<String>, engine::Error> {
+    let kept = engine.chunk_range(id).await?;
     let (mut at, mut text, mut cost) = (kept.end, String::new(), 0);
     // Render again only after this many bytes: lines that were drawn over may leave little of the text.
     let mut enough = max;
     while at > kept.start && cost < TAIL_READ_MAX {
         at = Seq(at.0 - 1);
-        let Some((mut earlier, bytes)) = chunk_text(engine, id, at)? else { break };
+        let Some((mut earlier, bytes)) = chunk_text(engine, id, at).await? else { break };
         cost += bytes.max(CHUNK_COST);
         earlier.push_str(&text);
         text = earlier;

@@ -57,7 +57,7 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
     let engine = ctx.run().engine();
     let timeout = timeout_s.map_or(settings.hold, |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(settings.hold));
     let mut over = engine.clock().sleep(timeout.min(settings.hold));
-    let watch = engine.watch(vec![find_task(&ctx, &task_id)?.id], false);
+    let watch = engine.watch(vec![find_task(&ctx, &task_id).await?.id], false);
     let mut draining = settings.draining;
     let drained = async move {
         let _ = draining.wait_for(|draining| *draining).await;
@@ -65,10 +65,10 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
     tokio::pin!(drained);
     let mut reporter = ProgressReporter::new(engine);
     loop {
-        let task = find_task(&ctx, &task_id)?;
+        let task = find_task(&ctx, &task_id).await?;
         // Questions for the client's program are asked elsewhere.
         if task.outcome.is_some() || texts::has_user_question(&task) {
-            return Ok(texts::task_result(engine, &task));
+            return Ok(texts::task_result(engine, &task).await);
         }
         reporter.report(&ctx, &task).await?;
         // The timeout comes first: a task that changes all the time must not hold its caller for ever.
@@ -76,12 +76,12 @@ async fn wait(ctx: Ctx, settings: Settings) -> Result<CallResult, ToolError> {
             biased;
             () = ctx.cancelled() => return Err(ToolError::stopped()),
             () = &mut over => {
-                let task = find_task(&ctx, &task_id)?;
-                return Ok(texts::task_result(engine, &task));
+                let task = find_task(&ctx, &task_id).await?;
+                return Ok(texts::task_result(engine, &task).await);
             }
             () = &mut drained => {
-                let task = find_task(&ctx, &task_id)?;
-                return Ok(shutting_down(engine, &task));
+                let task = find_task(&ctx, &task_id).await?;
+                return Ok(shutting_down(engine, &task).await);
             }
             _ = watch.changed() => {}
             () = &mut reporter.next_report => reporter.due = true,

@@ -46,10 +46,10 @@ pub(super) enum Next {
 }
 
 /// Reads events after a version and, if wanted, chunks from a seq on.
-pub(super) fn read(engine: &Engine, caller: &CallerId, id: TaskId, after: Version, from: Option<Seq>) -> Result<Next, engine::Error> {
+pub(super) async fn read(engine: &Engine, caller: &CallerId, id: TaskId, after: Version, from: Option<Seq>) -> Result<Next, engine::Error> {
     let cursor = Cursor { after, from, max_bytes: TURN_BYTES, max_chunks: TURN_CHUNKS };
-    let Some(page) = engine.page(id, cursor)? else { return Ok(Next::Expired) };
-    let Some(task) = engine.task(caller, id)? else { return Ok(Next::Expired) };
+    let Some(page) = engine.page(id, cursor).await? else { return Ok(Next::Expired) };
+    let Some(task) = engine.task(caller, id).await? else { return Ok(Next::Expired) };
     let is_later =
         |item: &LogItem| matches!(item, LogItem::Event(logged) if logged.event.is_visible() && logged.version > task.visible_version);
     Ok(if page.items.iter().any(is_later) { Next::Behind } else { Next::Page(task, page) })

@@ -15,7 +15,7 @@ pub(super) struct TaskPage {
 }
 
 /// The page that a request asks for, with the calls of clients without tasks if `with_hidden`. A cursor names the last task before it.
-pub(super) fn task_page(context: &Context, caller: &CallerId, params: &str, with_hidden: bool) -> Result<TaskPage, Fault> {
+pub(super) async fn task_page(context: &Context, caller: &CallerId, params: &str, with_hidden: bool) -> Result<TaskPage, Fault> {
     let mut before = match catalog::page_cursor(params)? {
         None => None,
         Some(cursor) => Some(decode(&cursor).ok_or_else(catalog::invalid_page_cursor)?),
@@ -24,9 +24,9 @@ pub(super) fn task_page(context: &Context, caller: &CallerId, params: &str, with
     let len = context.config.page_len.max(1);
     let mut tasks = Vec::new();
     loop {
-        let ids = engine.reader().tasks_of(caller, before, len + 1).map_err(engine::Error::from)?;
+        let ids = engine.reader().tasks_of(caller, before, len + 1).await.map_err(engine::Error::from)?;
         for id in &ids {
-            let Some(task) = engine::skip_corrupt(engine.task(caller, *id))?.filter(|task| with_hidden || !task.spec.hidden) else {
+            let Some(task) = engine::skip_corrupt(engine.task(caller, *id).await)?.filter(|task| with_hidden || !task.spec.hidden) else {
                 continue;
             };
             if tasks.len() == len {

@@ -139,10 +139,18 @@ impl Server {
     fn recover(&self) {
         let context = Arc::downgrade(&self.0.context);
         self.0.context.engine.recover_with(move |task| {
-            if let Some(context) = context.upgrade() {
-                context.calls.add_recovered(&context, task);
-            }
+            let context = context.upgrade();
+            Box::pin(async move {
+                if let Some(context) = context {
+                    context.calls.add_recovered(&context, task).await;
+                }
+            })
         });
+    }
+
+    /// Leaves the nodes that share the store: they take over at once what still runs here. Does nothing where no other node uses the store.
+    pub async fn leave(&self) {
+        self.0.context.engine.leave().await;
     }
 
     /// Begins to shut down, and waits for running work and open connections, at most for `drain`.
@@ -156,5 +164,6 @@ impl Server {
             _ = futures_util::future::join(self.0.context.engine.idle(), connections) => {}
             () = drain_timeout => tracing::warn!(running = self.0.context.engine.running(), "still running: taken over by the next start"),
         }
+        self.leave().await;
     }
 }

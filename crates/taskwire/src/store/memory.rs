@@ -16,8 +16,8 @@ use taskwire_core::{
 use tokio::sync::Notify;
 
 use super::{
-    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, OutboxItem, PAGE_EVENTS, Page, Reader, Session, SessionChange, Store,
-    StoredEvent, TaskWrite, UnmergedPage, Usage, Written,
+    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange, Store,
+    StoredEvent, TaskWrite, UnmergedPage, Usage, Written, at_once,
 };
 use crate::clock::{Clock, SystemClock, random_bytes};
 
@@ -69,6 +69,12 @@ impl Memory {
         let node = Arc::new(Node { memory: self.clone(), changes: Arc::default() });
         let epoch = node.begin_lease();
         MemoryStore { epoch, memory: self.clone(), node: Some(node) }
+    }
+
+    /// All tasks, in the order of their ids.
+    #[must_use]
+    pub fn all_tasks(&self) -> Vec<TaskId> {
+        self.lock().tasks.keys().copied().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -243,7 +249,7 @@ impl Store for MemoryStore {
     const BLOCKS: bool = false;
 
     async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.memory.task(id)
+        Ok(self.memory.lock().tasks.get(&id).map(|stored| stored.task.clone()))
     }
 
     async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
@@ -265,6 +271,18 @@ impl Store for MemoryStore {
         self.memory.0.secret
     }
 
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        let mut used: BTreeMap<CallerId, Usage> = BTreeMap::new();
+        for stored in self.memory.lock().tasks.values() {
+            let usage = used.entry(stored.task.spec.caller.clone()).or_default();
+            match stored.task.ended {
+                None => usage.open += 1,
+                Some(_) => usage.bytes += stored.bytes,
+            }
+        }
+        Ok(used.into_iter().collect())
+    }
+
     fn reader(&self) -> Arc<dyn Reader> {
         Arc::new(self.memory.clone())
     }
@@ -275,17 +293,17 @@ impl Store for MemoryStore {
 }
 
 impl Reader for Memory {
-    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        Ok(self.lock().tasks.get(&id).map(|stored| stored.task.clone()))
+    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
+        at_once(Ok(self.lock().tasks.get(&id).map(|stored| stored.task.clone())))
     }
 
-    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-        Ok(self.lock().tasks.get(&id).and_then(|stored| Some(stored.events.get(&version)?.event.clone())))
+    fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
+        at_once(Ok(self.lock().tasks.get(&id).and_then(|stored| Some(stored.events.get(&version)?.event.clone()))))
     }
 
-    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
+    fn page(&self, id: TaskId, cursor: Cursor) -> Read<'_, Option<Page>> {
         let state = self.lock();
-        let Some(stored) = state.tasks.get(&id) else { return Ok(None) };
+        let Some(stored) = state.tasks.get(&id) else { return at_once(Ok(None)) };
         let (mut chunks, mut more_chunks, mut size) = (Vec::new(), false, 0);
         if let Some(from) = cursor.from {
             let first = stored.chunks.partition_point(|(chunk, _)| chunk.seq < from);
@@ -303,78 +321,68 @@ impl Reader for Memory {
         let more_events = events.len() > PAGE_EVENTS;
         events.truncate(PAGE_EVENTS);
         let (version, next_seq, ended) = (stored.task.version, stored.task.output.next_seq, stored.task.ended.is_some());
-        Ok(Some(UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq, ended }.merge(cursor.after)))
+        at_once(Ok(Some(UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq, ended }.merge(cursor.after))))
     }
 
-    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
+    fn chunk_range(&self, id: TaskId) -> Read<'_, Range<Seq>> {
         let state = self.lock();
-        Ok(state
-            .tasks
-            .get(&id)
-            .map_or(Seq(0)..Seq(0), |stored| stored.chunks.front().map_or(Seq(0), |(first, _)| first.seq)..stored.task.output.next_seq))
+        let range = |stored: &StoredTask| stored.chunks.front().map_or(Seq(0), |(first, _)| first.seq)..stored.task.output.next_seq;
+        at_once(Ok(state.tasks.get(&id).map_or(Seq(0)..Seq(0), range)))
     }
 
-    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        Ok(self.lock().tasks.get(&id).map(|stored| stored.task.spec.caller.clone()))
+    fn owner(&self, id: TaskId) -> Read<'_, Option<CallerId>> {
+        at_once(Ok(self.lock().tasks.get(&id).map(|stored| stored.task.spec.caller.clone())))
     }
 
-    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
-        Ok(self.lock().due.iter().take_while(|(due, _)| *due <= now).take(limit).map(|(_, id)| *id).collect())
-    }
-
-    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
-        Ok(self.lock().due.iter().map(|(due, _)| *due).find(|due| *due > after))
-    }
-
-    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+    fn due_tasks(&self, now: Timestamp, of: Option<Epoch>, limit: usize) -> Read<'_, Vec<TaskId>> {
         let state = self.lock();
-        Ok(state.open.iter().filter(|id| after.is_none_or(|after| **id > after)).take(limit).copied().collect())
+        let task = |id: &TaskId| state.tasks.get(id).map(|stored| &stored.task);
+        let is_ours = |id: &TaskId| of.is_none() || task(id).is_some_and(|task| task.ended.is_some() || Some(task.epoch) == of);
+        let due = state.due.iter().take_while(|(due, _)| *due <= now).map(|(_, id)| *id);
+        at_once(Ok(due.filter(is_ours).take(limit).collect()))
     }
 
-    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
+    fn next_due(&self, after: Timestamp) -> Read<'_, Option<Timestamp>> {
+        at_once(Ok(self.lock().due.iter().map(|(due, _)| *due).find(|due| *due > after)))
+    }
+
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        let state = self.lock();
+        at_once(Ok(state.open.iter().filter(|id| after.is_none_or(|after| **id > after)).take(limit).copied().collect()))
+    }
+
+    fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>> {
         let state = self.lock();
         let ids = state.tasks_of(caller).rev().map(|stored| stored.task.id);
-        Ok(ids.filter(|id| before.is_none_or(|before| *id < before)).take(limit).collect())
+        at_once(Ok(ids.filter(|id| before.is_none_or(|before| *id < before)).take(limit).collect()))
     }
 
-    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
-        Ok(self.lock().by_key(key))
+    fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>> {
+        at_once(Ok(self.lock().by_key(key)))
     }
 
-    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
-        Ok(self.lock().sessions.get(id).cloned())
+    fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {
+        at_once(Ok(self.lock().sessions.get(id).cloned()))
     }
 
-    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
+    fn outbox<'a>(&'a self, id: &'a SessionId, after: u64, limit: usize) -> Read<'a, Vec<OutboxItem>> {
         let state = self.lock();
         let items = state.outboxes.get(id).into_iter().flatten();
-        Ok(items.filter(|item| item.position > after).take(limit).copied().collect())
+        at_once(Ok(items.filter(|item| item.position > after).take(limit).copied().collect()))
     }
 
-    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
-        Ok(self.lock().outboxes.get(id).and_then(VecDeque::back).map_or(0, |last| last.position))
+    fn outbox_end<'a>(&'a self, id: &'a SessionId) -> Read<'a, u64> {
+        at_once(Ok(self.lock().outboxes.get(id).and_then(VecDeque::back).map_or(0, |last| last.position)))
     }
 
-    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
+    fn idle_sessions<'a>(&'a self, caller: &'a CallerId, before: Timestamp, keep: usize) -> Read<'a, Vec<SessionId>> {
         let state = self.lock();
         let mut idle: BTreeSet<SessionId> =
             state.sessions.values().filter(|session| session.last_used < before).take(64).map(|session| session.id.clone()).collect();
         let mut own: Vec<&Session> = state.sessions.values().filter(|session| session.caller == *caller).collect();
         own.sort_by_key(|session| (std::cmp::Reverse(session.last_used), session.id.clone()));
         idle.extend(own.into_iter().skip(keep).map(|session| session.id.clone()));
-        Ok(idle.into_iter().collect())
-    }
-
-    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
-        let mut used: BTreeMap<CallerId, Usage> = BTreeMap::new();
-        for stored in self.lock().tasks.values() {
-            let usage = used.entry(stored.task.spec.caller.clone()).or_default();
-            match stored.task.ended {
-                None => usage.open += 1,
-                Some(_) => usage.bytes += stored.bytes,
-            }
-        }
-        Ok(used.into_iter().collect())
+        at_once(Ok(idle.into_iter().collect()))
     }
 }
 

@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod memory;
 mod page;
+mod reader;
 mod session;
 mod sqlite;
 mod sqlite_read;
@@ -18,7 +19,7 @@ mod sqlite_read;
 mod suite;
 mod wal;
 
-use std::{future::Future, ops::Range, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 
@@ -32,6 +33,8 @@ pub use error::{DatabaseError, Error, ErrorKind};
 pub use memory::{Memory, MemoryStore};
 pub use page::{Cursor, LogItem, Page};
 pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
+pub(crate) use reader::at_once;
+pub use reader::{Read, Reader};
 pub use session::{OutboxItem, Session, SessionChange};
 pub use sqlite::SqliteStore;
 
@@ -150,6 +153,12 @@ pub trait Store: Send + 'static {
     /// A key that only this store knows, the same at every start.
     fn secret(&self) -> [u8; 32];
 
+    /// The usage of each caller: how many open tasks, and the bytes of its ended tasks. Nobody asks where nodes share the store.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error>;
+
     /// The reading side.
     fn reader(&self) -> Arc<dyn Reader>;
 
@@ -203,66 +212,4 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// Waits for what other nodes announce.
     fn next_changes(&self) -> BoxFuture<'_, Changes>;
-}
-
-/// The reading side; sees what is committed, never waits for the writer.
-pub trait Reader: Send + Sync + 'static {
-    /// The task as of the last commit.
-    fn task(&self, id: TaskId) -> Result<Option<Task>, Error>;
-
-    /// One event of a task.
-    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error>;
-
-    /// Events after `after`, without chunks, at most `limit`, and no more than a page has.
-    fn events(&self, id: TaskId, after: Version, limit: usize) -> Result<Vec<StoredEvent>, Error> {
-        let page = self.page(id, Cursor { after, from: None, max_bytes: 0, max_chunks: 1 })?;
-        let events = page.into_iter().flat_map(|page| page.items).filter_map(LogItem::into_event);
-        Ok(events.take(limit).collect())
-    }
-
-    /// What follows `cursor` in a task's log, events and chunks, as of one moment; `None` if there is no such task.
-    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error>;
-
-    /// Chunks from `from` on, until `bytes` are reached (but at least one), at most `limit`.
-    fn chunks(&self, id: TaskId, from: Seq, bytes: usize, limit: usize) -> Result<Vec<Chunk>, Error> {
-        let page = self.page(id, Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: bytes, max_chunks: limit })?;
-        Ok(page.into_iter().flat_map(|page| page.items).filter_map(LogItem::into_chunk).collect())
-    }
-
-    /// Which chunks there are: the first that is kept, and the number that the next one will get.
-    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error>;
-
-    /// Who owns a task.
-    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error>;
-
-    /// Tasks that need a tick at `now`, the longest due first, at most `limit`.
-    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error>;
-
-    /// When the next tick after `after` is needed.
-    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
-
-    /// Tasks that have not ended, in the order of their ids, after `after`, at most `limit`.
-    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
-
-    /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
-    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error>;
-
-    /// The task that has this key.
-    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error>;
-
-    /// A session.
-    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error>;
-
-    /// The items of a session's outbox after the position `after`, in order, at most `limit`.
-    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error>;
-
-    /// The position of the last item of a session's outbox.
-    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error>;
-
-    /// Sessions that need not be kept: some that nobody used since `before`, and those of `caller` but for the `keep` that
-    /// were used last.
-    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error>;
-
-    /// The usage of each caller: how many open tasks, and the bytes of its ended tasks.
-    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error>;
 }

@@ -8,12 +8,12 @@ use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, os::unix::fs::DirB
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    Epoch, Seq, TaskId, Timestamp, Version,
+    CallerId, Epoch, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    CallKey, Error, OutboxItem, Reader, SessionChange, Store, TaskWrite, Written,
+    CallKey, Error, OutboxItem, Reader, SessionChange, Store, TaskWrite, Usage, Written,
     busy::{self, begin_transaction, retry_while_busy},
     checksum,
     data_dir::{DirLock, file_error, secure_data_dir},
@@ -301,6 +301,10 @@ impl Store for SqliteStore {
 
     fn secret(&self) -> [u8; 32] {
         self.secret
+    }
+
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        self.reader.usage()
     }
 
     fn reader(&self) -> Arc<dyn Reader> {

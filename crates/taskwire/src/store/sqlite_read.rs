@@ -8,12 +8,13 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, config::DbConfig, params};
 use taskwire_core::{
-    CallerId, Payload, Seq, SessionId, TaskId, Timestamp, Version,
+    CallerId, Epoch, Payload, Seq, SessionId, TaskId, Timestamp, Version,
     task::{Blocks, Event, OutputTotals, Task},
 };
 
 use super::{
-    CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Reader, Session, StoredEvent, UnmergedPage, Usage, checksum, files::Files,
+    CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, StoredEvent, UnmergedPage, Usage, at_once,
+    checksum, files::Files,
 };
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
@@ -25,6 +26,27 @@ pub(super) struct SqliteReader {
 }
 
 impl SqliteReader {
+    /// See [`Store::usage`](super::Store::usage).
+    pub(super) fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        self.with(|connection| {
+            let mut used: HashMap<CallerId, Usage> = HashMap::new();
+            for (sql, is_open) in [
+                ("SELECT caller, total(1) FROM task WHERE open = 1 GROUP BY caller", true),
+                // Not `sum`, which fails if a corrupt number is far too large.
+                ("SELECT caller, total(bytes) FROM task WHERE open = 0 GROUP BY caller", false),
+            ] {
+                let mut statement = connection.prepare_cached(sql)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let caller = CallerId::new(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?);
+                    let usage = used.entry(caller).or_default();
+                    *(if is_open { &mut usage.open } else { &mut usage.bytes }) = row.get::<_, f64>(1)? as u64;
+                }
+            }
+            Ok(used.into_iter().collect())
+        })
+    }
+
     /// Opens some connections ahead: a process that runs out of file handles can still read.
     pub(super) fn open(files: Arc<Files>) -> Result<Self, Error> {
         let reader = Self { files, idle: Mutex::new(Vec::new()) };
@@ -288,19 +310,19 @@ fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
 }
 
 impl Reader for SqliteReader {
-    fn task(&self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.of_task(id, |connection| {
+    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
+        at_once(self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             read_task(&moment, id)
-        })
+        }))
     }
 
-    fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
-        self.of_task(id, |connection| read_event(connection, id, version))
+    fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
+        at_once(self.of_task(id, |connection| read_event(connection, id, version)))
     }
 
-    fn page(&self, id: TaskId, cursor: Cursor) -> Result<Option<Page>, Error> {
-        self.of_task(id, |connection| {
+    fn page(&self, id: TaskId, cursor: Cursor) -> Read<'_, Option<Page>> {
+        at_once(self.of_task(id, |connection| {
             // One transaction, so that all of it is of one moment.
             let moment = connection.unchecked_transaction()?;
             let Some(head) = read_head(&moment, id)? else { return Ok(None) };
@@ -323,60 +345,60 @@ impl Reader for SqliteReader {
                 UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq: end, ended: head.ended.is_some() }
                     .merge(cursor.after),
             ))
-        })
+        }))
     }
 
-    fn chunk_range(&self, id: TaskId) -> Result<Range<Seq>, Error> {
-        self.of_task(id, |connection| {
+    fn chunk_range(&self, id: TaskId) -> Read<'_, Range<Seq>> {
+        at_once(self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             let mut statement = moment.prepare_cached("SELECT min(seq) FROM chunk WHERE task = ?")?;
             let first: Option<u64> = statement.query_row([&id.as_bytes()[..]], |row| row.get(0))?;
             Ok(Seq(first.unwrap_or(0))..read_output_end(&moment, id)?.map_or(Seq(0), |last| last.output.next_seq))
-        })
+        }))
     }
 
-    fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        self.of_task(id, |connection| with_head(connection, id, |caller, _| Ok(CallerId::new(caller))))
+    fn owner(&self, id: TaskId) -> Read<'_, Option<CallerId>> {
+        at_once(self.of_task(id, |connection| with_head(connection, id, |caller, _| Ok(CallerId::new(caller)))))
     }
 
-    fn due_tasks(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.with(|connection| {
+    fn due_tasks(&self, now: Timestamp, _of: Option<Epoch>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        at_once(self.with(|connection| {
             ids(
                 connection,
                 "SELECT id FROM task WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT ?",
                 params![now.as_millis(), limit],
             )
-        })
+        }))
     }
 
-    fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
-        self.with(|connection| {
+    fn next_due(&self, after: Timestamp) -> Read<'_, Option<Timestamp>> {
+        at_once(self.with(|connection| {
             let mut statement = connection.prepare_cached("SELECT due FROM task WHERE due IS NOT NULL AND due > ? ORDER BY due LIMIT 1")?;
             Ok(statement.query_row([after.as_millis()], |row| row.get(0)).optional()?.map(Timestamp::from_millis))
-        })
+        }))
     }
 
-    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.with(|connection| {
+    fn open_tasks(&self, after: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        at_once(self.with(|connection| {
             let after = after.as_ref().map_or(&[][..], |id| &id.as_bytes()[..]);
             ids(connection, "SELECT id FROM task WHERE open = 1 AND id > ? ORDER BY id LIMIT ?", params![after, limit])
-        })
+        }))
     }
 
-    fn tasks_of(&self, caller: &CallerId, before: Option<TaskId>, limit: usize) -> Result<Vec<TaskId>, Error> {
-        self.with(|connection| {
+    fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>> {
+        at_once(self.with(|connection| {
             // One byte more than any id has, and larger than all.
             let before = before.as_ref().map_or(&[0xff; 21][..], |id| &id.as_bytes()[..]);
             let sql = "SELECT id FROM task WHERE caller = ? AND id < ? ORDER BY id DESC LIMIT ?";
             ids(connection, sql, params![caller.as_str(), before, limit])
-        })
+        }))
     }
 
-    fn by_key(&self, key: CallKey<'_>) -> Result<Option<TaskId>, Error> {
-        self.with(|connection| read_key(connection, key)).map_err(|error| error.or_corrupt("a call's key"))
+    fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>> {
+        at_once(self.with(|connection| read_key(connection, key)).map_err(|error| error.or_corrupt("a call's key")))
     }
 
-    fn session(&self, id: &SessionId) -> Result<Option<Session>, Error> {
+    fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {
         let read = self.with(|connection| {
             let mut statement = connection.prepare_cached("SELECT caller, last_used, data, checksum FROM session WHERE id = ?")?;
             let mut rows = statement.query([id.as_str()])?;
@@ -389,11 +411,11 @@ impl Reader for SqliteReader {
             Ok(Some(Session { id: id.clone(), caller: CallerId::new(caller), last_used: Timestamp::from_millis(seen), data }))
         });
         // The id of a session is as good as a password: the error does not name it.
-        read.map_err(|error| error.or_corrupt("a session"))
+        at_once(read.map_err(|error| error.or_corrupt("a session")))
     }
 
-    fn outbox(&self, id: &SessionId, after: u64, limit: usize) -> Result<Vec<OutboxItem>, Error> {
-        self.with(|connection| {
+    fn outbox<'a>(&'a self, id: &'a SessionId, after: u64, limit: usize) -> Read<'a, Vec<OutboxItem>> {
+        at_once(self.with(|connection| {
             let mut statement = connection.prepare_cached(
                 "SELECT task, position, first_version, last_version, first_seq, end_seq FROM outbox WHERE session = ? AND position > ? ORDER BY position LIMIT ?",
             )?;
@@ -410,18 +432,18 @@ impl Reader for SqliteReader {
                 }))
             })?;
             Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
-        })
+        }))
     }
 
-    fn outbox_end(&self, id: &SessionId) -> Result<u64, Error> {
-        self.with(|connection| {
+    fn outbox_end<'a>(&'a self, id: &'a SessionId) -> Read<'a, u64> {
+        at_once(self.with(|connection| {
             let mut statement = connection.prepare_cached("SELECT ifnull(max(position), 0) FROM outbox WHERE session = ?")?;
             Ok(statement.query_row([id.as_str()], |row| row.get(0))?)
-        })
+        }))
     }
 
-    fn idle_sessions(&self, caller: &CallerId, before: Timestamp, keep: usize) -> Result<Vec<SessionId>, Error> {
-        self.with(|connection| {
+    fn idle_sessions<'a>(&'a self, caller: &'a CallerId, before: Timestamp, keep: usize) -> Read<'a, Vec<SessionId>> {
+        at_once(self.with(|connection| {
             let mut statement = connection.prepare_cached(
                 "SELECT id FROM (SELECT id FROM session WHERE last_used < ?1 ORDER BY last_used LIMIT 64)
                  UNION SELECT id FROM (SELECT id FROM session WHERE caller = ?2 ORDER BY last_used DESC, id LIMIT -1 OFFSET ?3)",
@@ -429,26 +451,6 @@ impl Reader for SqliteReader {
             let rows = statement
                 .query_map(params![before.as_millis(), caller.as_str(), keep], |row| Ok(SessionId::new(row.get_ref(0)?.as_str()?)))?;
             Ok(rows.collect::<Result<_, _>>()?)
-        })
-    }
-
-    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
-        self.with(|connection| {
-            let mut used: HashMap<CallerId, Usage> = HashMap::new();
-            for (sql, is_open) in [
-                ("SELECT caller, total(1) FROM task WHERE open = 1 GROUP BY caller", true),
-                // Not `sum`, which fails if a corrupt number is far too large.
-                ("SELECT caller, total(bytes) FROM task WHERE open = 0 GROUP BY caller", false),
-            ] {
-                let mut statement = connection.prepare_cached(sql)?;
-                let mut rows = statement.query([])?;
-                while let Some(row) = rows.next()? {
-                    let caller = CallerId::new(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?);
-                    let usage = used.entry(caller).or_default();
-                    *(if is_open { &mut usage.open } else { &mut usage.bytes }) = row.get::<_, f64>(1)? as u64;
-                }
-            }
-            Ok(used.into_iter().collect())
-        })
+        }))
     }
 }

@@ -28,12 +28,23 @@ use taskwire_core::{
 };
 
 use super::{
-    CallKey, Chunk, Cursor, Error, LogItem, Memory, MemoryStore, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store,
+    CallKey, Chunk, Cursor, Error, LogItem, Memory, MemoryStore, PAGE_EVENTS, Read, Reader, Session, SessionChange, SqliteStore, Store,
     StoredEvent, TaskWrite, Usage, Written,
 };
 use crate::testing::TempDir;
 
 mod sqlite_only;
+
+/// Waits for what is read.
+trait Wait<T> {
+    fn wait(self) -> Result<T, Error>;
+}
+
+impl<T> Wait<T> for Read<'_, T> {
+    fn wait(self) -> Result<T, Error> {
+        self.now_or_never().expect("these stores need not wait")
+    }
+}
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -184,13 +195,13 @@ fn fold(reader: &dyn Reader, driver: &Driver) -> Option<Task> {
     let mut log = Vec::new();
     let mut after = Version(0);
     loop {
-        let page = reader.events(driver.id, after, 8).expect("events are read");
+        let page = reader.events(driver.id, after, 8).wait().expect("events are read");
         let Some(last) = page.last() else { break };
         assert!(page.len() <= 8 && page[0].version > after, "a page is bounded and goes on after the one before");
         after = last.version;
         log.extend(page.into_iter().map(|logged| (logged.version, logged.at, logged.event)));
     }
-    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read") {
+    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read") {
         let blocks = chunk.blocks;
         // When it was written makes no difference to the task.
         log.push((chunk.version, Timestamp::default(), Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks }));
@@ -274,7 +285,7 @@ impl<S: Store> Lab<S> {
         assert_eq!(self.store().load_now(driver.id).expect("the task is loaded"), driver.task, "the task is loaded as it was committed");
         let reader = self.reader();
         assert_eq!(fold(&*reader, driver), driver.task, "the log alone makes the task");
-        assert_eq!(reader.task(driver.id).expect("the task is read"), driver.task, "a reader sees the task as it was committed");
+        assert_eq!(reader.task(driver.id).wait().expect("the task is read"), driver.task, "a reader sees the task as it was committed");
     }
 
     /// These tasks are stored, and no other is open.
@@ -283,12 +294,12 @@ impl<S: Store> Lab<S> {
         let tasks = drivers.iter().filter_map(|driver| driver.task.as_ref());
         let mut open: Vec<TaskId> = tasks.filter(|task| task.ended.is_none()).map(|task| task.id).collect();
         open.sort();
-        assert_eq!(self.reader().open_tasks(None, 1_000).expect("open tasks are listed"), open, "nothing else is there");
+        assert_eq!(self.reader().open_tasks(None, 1_000).wait().expect("open tasks are listed"), open, "nothing else is there");
         assert_eq!(self.usage(), usage(drivers), "it is known what each caller has");
     }
 
     fn usage(&self) -> BTreeMap<CallerId, Usage> {
-        self.reader().usage().expect("it is added up").into_iter().collect()
+        self.store.as_ref().expect("the store is open").usage().expect("it is added up").into_iter().collect()
     }
 }
 
@@ -353,10 +364,10 @@ fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
     lab.check_all(&[driver.clone(), nobody.clone()]);
     let reader = lab.reader();
     let created = Event::Created { spec, arguments: request, epoch: Epoch(1), continuation: None, spent_ms: 0 };
-    assert_eq!(reader.event(driver.id, Version(1)).expect("the event is read"), Some(created));
-    assert_eq!(reader.event(driver.id, Version(2)).expect("the event is read"), None);
-    assert_eq!(reader.event(nobody.id, Version(1)).expect("the event is read"), None);
-    assert_eq!(reader.task(driver.id).expect("the head is read"), driver.task, "before any chunk, the head is all");
+    assert_eq!(reader.event(driver.id, Version(1)).wait().expect("the event is read"), Some(created));
+    assert_eq!(reader.event(driver.id, Version(2)).wait().expect("the event is read"), None);
+    assert_eq!(reader.event(nobody.id, Version(1)).wait().expect("the event is read"), None);
+    assert_eq!(reader.task(driver.id).wait().expect("the head is read"), driver.task, "before any chunk, the head is all");
 }
 
 fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
@@ -481,7 +492,7 @@ fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
         lab.run(&mut driver, &Command::Append { chunks: chunks.to_vec() });
     }
     let reader = lab.reader();
-    let all = reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    let all = reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read");
     assert_eq!(all.len(), written.len());
     let mut first_block = 1;
     for (seq, (chunk, blocks)) in (0..).zip(all.iter().zip(&written)) {
@@ -492,16 +503,16 @@ fn chunks_are_read_from_any_place_within_a_bound<S: Store>(mut lab: Lab<S>) {
     let sizes: Vec<usize> = all.iter().map(|chunk| chunk.blocks.as_str().len()).collect();
     for bound in [0, 1, sizes[0], sizes[0] + sizes[1], 300, 700, usize::MAX] {
         for from in 0..all.len() {
-            let page = reader.chunks(driver.id, Seq(from as u64), bound, usize::MAX).expect("chunks are read");
+            let page = reader.chunks(driver.id, Seq(from as u64), bound, usize::MAX).wait().expect("chunks are read");
             let end = from + page.len();
             assert!(!page.is_empty(), "at least one");
             assert_eq!(page[..], all[from..end], "in order, without a gap");
             assert!(page.len() == 1 || sizes[from..end].iter().sum::<usize>() <= bound, "no more than asked for");
             assert!(end == all.len() || sizes[from..=end].iter().sum::<usize>() > bound, "no less than fits");
-            let few = reader.chunks(driver.id, Seq(from as u64), bound, 2).expect("chunks are read");
+            let few = reader.chunks(driver.id, Seq(from as u64), bound, 2).wait().expect("chunks are read");
             assert_eq!(few[..], page[..page.len().min(2)], "no more than so many");
         }
-        assert!(reader.chunks(driver.id, Seq(12), bound, usize::MAX).expect("chunks are read").is_empty(), "none after the last");
+        assert!(reader.chunks(driver.id, Seq(12), bound, usize::MAX).wait().expect("chunks are read").is_empty(), "none after the last");
     }
 }
 
@@ -527,7 +538,7 @@ fn filled<S: Store>(lab: &mut Lab<S>, name: u8, commands: u32, dice: &mut Dice) 
         writes.push(driver.run(&ends()[0]).expect("it is open"));
     }
     lab.store().commit_now(&writes, &[]).expect("the writes are committed");
-    let kept = lab.reader().chunk_range(driver.id).expect("the span is read");
+    let kept = lab.reader().chunk_range(driver.id).wait().expect("the span is read");
     let mut log = Vec::new();
     for TaskWrite { first_version: first, at, events, .. } in writes {
         for (version, event) in (first.0..).map(Version).zip(events) {
@@ -549,7 +560,7 @@ fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<LogI
     let task = driver.task.as_ref().expect("it is there");
     let mut read = Vec::new();
     loop {
-        let page = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
+        let page = reader.page(driver.id, cursor).wait().expect("the page is read").expect("it is there");
         assert_eq!((page.next_seq, page.ended), (task.output.next_seq, task.ended.is_some()), "{cursor:?}");
         assert!(page.upto >= cursor.after, "a place never goes back: {cursor:?} {page:?}");
         let mut sizes = Vec::new();
@@ -569,7 +580,7 @@ fn read_on(reader: &dyn Reader, driver: &Driver, mut cursor: Cursor) -> Vec<LogI
         read.extend(page.items);
         if !page.more {
             assert!(page.upto >= task.version, "there is nothing beyond it: {cursor:?}");
-            let after = reader.page(driver.id, cursor).expect("the page is read").expect("it is there");
+            let after = reader.page(driver.id, cursor).wait().expect("the page is read").expect("it is there");
             assert!(after.items.is_empty() && !after.more, "it was the last one: {cursor:?}");
             return read;
         }
@@ -609,7 +620,7 @@ fn a_log_is_read_on_from_any_place_in_one_order<S: Store>(mut lab: Lab<S>) {
         }
     }
     let all = Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX };
-    let page = |id| reader.page(id, all).expect("the page is read");
+    let page = |id| reader.page(id, all).wait().expect("the page is read");
     assert_eq!(page(Driver::new(9).id), None, "it never was");
     let (mut driver, _) = tasks.remove(0);
     lab.run(&mut driver, &ends()[0]);
@@ -627,7 +638,7 @@ fn chunks_that_came_before_the_task_are_counted<S: Store>(mut lab: Lab<S>) {
     let loaded = lab.store().load_now(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!(loaded.output, OutputTotals { next_seq: Seq(3), blocks: 6, bytes });
     lab.run(&mut driver, &append("e"));
-    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read");
     assert_eq!(chunks.iter().map(|chunk| chunk.first_block).collect::<Vec<_>>(), [1, 3, 4, 7]);
     assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 3, 4, 6]);
 }
@@ -645,7 +656,7 @@ fn chunks_of_one_write_keep_their_versions_whatever_is_between_them<S: Store>(mu
     lab.store().commit_now(&[write], &[]).expect("it is committed");
     lab.reopen();
     lab.check(&driver);
-    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    let chunks = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read");
     assert_eq!(chunks.iter().map(|chunk| chunk.version.0).collect::<Vec<_>>(), [2, 4, 5, 7]);
 }
 
@@ -653,12 +664,12 @@ fn the_oldest_chunks_go_and_the_rest_stays_as_it_was<S: Store>(mut lab: Lab<S>) 
     let mut driver = Driver::new(1);
     driver.limits.task_output_bytes = 200;
     lab.run(&mut driver, &make(Spec { overflow: Overflow::DropOldest, ..spec() }, vec![]));
-    assert_eq!(lab.reader().chunk_range(driver.id).expect("the span is read"), Seq(0)..Seq(0));
+    assert_eq!(lab.reader().chunk_range(driver.id).wait().expect("the span is read"), Seq(0)..Seq(0));
     for n in 0..20u64 {
         let write = driver.run(&append(&"x".repeat(n as usize))).expect("it is never refused");
         lab.store().commit_now(&[write], &[]).expect("the chunk is committed");
-        let span = lab.reader().chunk_range(driver.id).expect("the span is read");
-        let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+        let span = lab.reader().chunk_range(driver.id).wait().expect("the span is read");
+        let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read");
         assert_eq!(span, kept[0].seq..Seq(n + 1));
         assert!(kept.iter().zip(span.start.0..).all(|(chunk, seq)| chunk.seq == Seq(seq)), "without a gap");
         let bytes = |chunks: &[Chunk]| chunks.iter().map(|chunk| chunk.blocks.bytes()).sum::<u64>();
@@ -680,7 +691,7 @@ fn a_page_is_of_one_moment<S: Store>(mut lab: Lab<S>) {
         let looks = std::thread::spawn(move || {
             while !done.load(Ordering::Acquire) {
                 let cursor = Cursor { after: Version(1), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX };
-                let page = reader.page(id, cursor).expect("the page is read").expect("it is there");
+                let page = reader.page(id, cursor).wait().expect("the page is read").expect("it is there");
                 let chunks = page.items.iter().filter(|entry| matches!(entry, LogItem::Chunk(_))).count();
                 assert_eq!((chunks * 2, page.next_seq), (page.items.len(), Seq(chunks as u64)), "{page:?}");
             }
@@ -705,14 +716,16 @@ fn only_the_newest_checkpoint_is_kept<S: Store>(mut lab: Lab<S>) {
     }
     lab.run(&mut driver, &Command::recover(Epoch(2)));
     assert_eq!(driver.stale, BTreeSet::from([Version(2), Version(4)]));
-    let event = |version| lab.reader().event(driver.id, Version(version)).expect("the event is read");
+    let event = |version| lab.reader().event(driver.id, Version(version)).wait().expect("the event is read");
     assert_eq!((event(2), event(4)), (None, None));
     assert_eq!(event(6), Some(Event::Saved { checkpoint: json!(2).into() }));
 }
 
 fn tasks_fall_due_in_order_and_once_more_after_their_end<S: Store>(mut lab: Lab<S>) {
-    let due = |lab: &Lab<S>, now, limit| lab.reader().due_tasks(Timestamp::from_millis(now), limit).expect("due tasks are listed");
-    let next = |lab: &Lab<S>| lab.reader().next_due(Timestamp::default()).expect("the next moment is read").map(Timestamp::as_millis);
+    let due =
+        |lab: &Lab<S>, now, limit| lab.reader().due_tasks(Timestamp::from_millis(now), None, limit).wait().expect("due tasks are listed");
+    let next =
+        |lab: &Lab<S>| lab.reader().next_due(Timestamp::default()).wait().expect("the next moment is read").map(Timestamp::as_millis);
     let [mut a, mut b, mut c] = [1, 2, 3].map(Driver::new);
     lab.run(&mut c, &make(spec(), vec![]));
     assert_eq!((next(&lab), due(&lab, i64::MAX, 9)), (None, vec![]), "without a limit nothing is due");
@@ -743,7 +756,7 @@ fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab:
     lab.reopen();
     lab.check_all(&drivers);
     let [four, one, five, _, two] = drivers.map(|driver| driver.id);
-    let page = |after| lab.reader().open_tasks(after, 2).expect("open tasks are listed");
+    let page = |after| lab.reader().open_tasks(after, 2).wait().expect("open tasks are listed");
     assert_eq!([page(None), page(Some(two)), page(Some(five))], [vec![one, two], vec![four, five], vec![]]);
     let counts: Vec<(CallerId, u64)> = lab.usage().into_iter().map(|(caller, usage)| (caller, usage.open)).collect();
     assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("they"), 0), (CallerId::new("you"), 1)]);
@@ -783,11 +796,12 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
 
 fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut lab: Lab<S>) {
     let keyed = |caller| make(Spec { caller: CallerId::new(caller), idempotency_key: Some("k".into()), ..spec() }, vec![]);
-    let find = |lab: &Lab<S>, caller, key| lab.reader().by_key(CallKey::Idempotency(&CallerId::new(caller), key)).expect("the key is read");
+    let find =
+        |lab: &Lab<S>, caller, key| lab.reader().by_key(CallKey::Idempotency(&CallerId::new(caller), key)).wait().expect("the key is read");
     let [mut mine, mut yours, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut mine, &keyed("me"));
-    assert_eq!(lab.reader().owner(mine.id).expect("the owner is read"), Some(CallerId::new("me")));
-    assert_eq!(lab.reader().owner(yours.id).expect("the owner is read"), None);
+    assert_eq!(lab.reader().owner(mine.id).wait().expect("the owner is read"), Some(CallerId::new("me")));
+    assert_eq!(lab.reader().owner(yours.id).wait().expect("the owner is read"), None);
     assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
     lab.run(&mut yours, &keyed("you"));
     lab.run(&mut mine, &ends()[0]);
@@ -802,7 +816,8 @@ fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut l
 
 fn a_dedupe_key_is_taken_until_the_task_ends<S: Store>(mut lab: Lab<S>) {
     let deduped = |hidden| make(Spec { fingerprint: Some("f".into()), hidden, ..spec() }, vec![]);
-    let find = |lab: &Lab<S>, hidden| lab.reader().by_key(CallKey::Dedupe(&CallerId::new("me"), hidden, "f")).expect("the key is read");
+    let find =
+        |lab: &Lab<S>, hidden| lab.reader().by_key(CallKey::Dedupe(&CallerId::new("me"), hidden, "f")).wait().expect("the key is read");
     let [mut known, mut hidden, mut again] = [1, 2, 3].map(Driver::new);
     lab.run(&mut known, &deduped(false));
     assert_eq!((find(&lab, false), find(&lab, true)), (Some(known.id), None), "whether the caller knows the task makes a difference");
@@ -868,12 +883,12 @@ impl<S: Store> Lab<S> {
     }
 
     fn session(&self, name: &str) -> Option<Session> {
-        self.reader().session(&SessionId::new(name)).expect("the session is read")
+        self.reader().session(&SessionId::new(name)).wait().expect("the session is read")
     }
 
     /// The outbox of a session after `after`: which task, which events, which chunks.
     fn outbox(&self, name: &str, after: u64) -> Vec<(u64, TaskId, u64, u64, u64, u64)> {
-        let items = self.reader().outbox(&SessionId::new(name), after, 100).expect("it is read");
+        let items = self.reader().outbox(&SessionId::new(name), after, 100).wait().expect("it is read");
         items
             .iter()
             .map(|item| (item.position, item.task, item.first_version.0, item.last_version.0, item.first_seq.0, item.end_seq.0))
@@ -897,7 +912,7 @@ fn sessions_that_are_idle_or_too_many_are_named<S: Store>(mut lab: Lab<S>) {
     let all = [("a", "me", 1), ("b", "me", 5), ("c", "me", 3), ("d", "you", 2), ("e", "you", 9)];
     lab.change(&all.map(|(name, caller, seen)| SessionChange::Begin(session(name, caller, seen))));
     let idle = |caller: &str, before, keep| {
-        let ids = lab.reader().idle_sessions(&CallerId::new(caller), Timestamp::from_millis(before), keep).expect("they are read");
+        let ids = lab.reader().idle_sessions(&CallerId::new(caller), Timestamp::from_millis(before), keep).wait().expect("they are read");
         ids.iter().map(|id| id.as_str().to_owned()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("")
     };
     assert_eq!(idle("me", 0, 3), "");
@@ -929,7 +944,7 @@ fn a_session_is_told_of_its_tasks_in_one_order<S: Store>(mut lab: Lab<S>) {
     assert_eq!((lab.outbox("one", 2), lab.outbox("two", 0), lab.outbox("nobody", 0)), (expected[2..].to_vec(), vec![], vec![]));
     lab.kill();
     assert_eq!(lab.outbox("one", 0), expected);
-    let end = |lab: &Lab<S>, name: &str| lab.reader().outbox_end(&SessionId::new(name)).expect("it is read");
+    let end = |lab: &Lab<S>, name: &str| lab.reader().outbox_end(&SessionId::new(name)).wait().expect("it is read");
     assert_eq!((end(&lab, "one"), end(&lab, "two")), (4, 0));
     lab.change(&[SessionChange::End(SessionId::new("one"))]);
     lab.run(&mut loud, &answer(&["k"]));
@@ -956,8 +971,9 @@ fn the_tasks_of_a_caller_are_listed_latest_first<S: Store>(mut lab: Lab<S>) {
     }
     lab.run(&mut theirs, &make(Spec { caller: CallerId::new("you"), ..spec() }, vec![]));
     lab.run(&mut mine[2], &ends()[0]);
-    let list =
-        |lab: &Lab<S>, before: Option<TaskId>, limit| lab.reader().tasks_of(&CallerId::new("me"), before, limit).expect("they are listed");
+    let list = |lab: &Lab<S>, before: Option<TaskId>, limit| {
+        lab.reader().tasks_of(&CallerId::new("me"), before, limit).wait().expect("they are listed")
+    };
     let latest: Vec<TaskId> = mine.iter().rev().map(|driver| driver.id).collect();
     assert_eq!(list(&lab, None, 100), latest, "also those that have ended");
     assert_eq!(list(&lab, None, 2), latest[..2]);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::FutureExt;
 use serde_json::Value;
 use taskwire::store::{Chunk, Reader, SqliteStore, Store, StoredEvent};
 use taskwire_core::{
@@ -36,7 +37,8 @@ fn check_task(reader: &dyn Reader, id: TaskId, kind: Kind) {
     if kind == Kind::Steps {
         check_steps(id, &chunks, interruptions);
     }
-    let stored = reader.task(id).expect("readable").unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
+    let stored =
+        reader.task(id).now_or_never().expect("at once").expect("readable").unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
     assert_eq!(fold(id, &events, &chunks), stored, "the log of {id} makes another task than the stored one");
 }
 
@@ -44,7 +46,7 @@ fn events(reader: &dyn Reader, id: TaskId) -> Vec<StoredEvent> {
     let mut events: Vec<StoredEvent> = Vec::new();
     loop {
         let after = events.last().map_or(Version(0), |last| last.version);
-        let page = reader.events(id, after, PAGE_EVENTS).expect("events can be read");
+        let page = reader.events(id, after, PAGE_EVENTS).now_or_never().expect("at once").expect("events can be read");
         if page.is_empty() {
             return events;
         }
@@ -56,7 +58,7 @@ fn chunks(reader: &dyn Reader, id: TaskId) -> Vec<Chunk> {
     let mut chunks: Vec<Chunk> = Vec::new();
     loop {
         let from = chunks.last().map_or(Seq(0), |last| last.seq.next());
-        let page = reader.chunks(id, from, PAGE_BYTES, usize::MAX).expect("chunks can be read");
+        let page = reader.chunks(id, from, PAGE_BYTES, usize::MAX).now_or_never().expect("at once").expect("chunks can be read");
         if page.is_empty() {
             return chunks;
         }

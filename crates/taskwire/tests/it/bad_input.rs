@@ -124,7 +124,7 @@ impl Target {
         assert_eq!(self.runs.load(Ordering::Relaxed), 0, "a tool was run");
         let engine = self.server.server.engine();
         assert_eq!(engine.running(), 0, "something runs");
-        assert!(engine.reader().open_tasks(None, 10).expect("the store can be read").is_empty(), "a task was made");
+        assert!(engine.reader().open_tasks(None, 10).await.expect("the store can be read").is_empty(), "a task was made");
     }
 }
 
@@ -154,7 +154,7 @@ async fn the_call_that_is_spoiled_here_would_run() {
     let response = target.post(target.call_with("{}").as_bytes()).await;
     let id = response.json()["result"]["taskId"].as_str().expect("a task").to_owned();
     with_timeout("the work", target.client.until(&id, "working")).await;
-    assert_eq!(target.server.server.engine().reader().open_tasks(None, 10).expect("the store can be read").len(), 1);
+    assert_eq!(target.server.server.engine().reader().open_tasks(None, 10).await.expect("the store can be read").len(), 1);
     target.client.cancel(&id).await;
     let head = target.head(&format!("{}Content-Length: {}\r\n", target.headers_without(""), target.call().to_string().len()));
     let answer = target.exchange(format!("{head}{}", target.call()).as_bytes()).await;

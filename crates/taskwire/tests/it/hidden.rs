@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use taskwire::{
     core::{Payload, TaskId, Timestamp, task::Status},
@@ -61,7 +62,7 @@ fn answered(mut call: Value, asked: &Value) -> Value {
 }
 
 fn open(server: &TestServer) -> Vec<TaskId> {
-    server.server.engine().reader().open_tasks(None, 10).expect("readable")
+    server.server.engine().reader().open_tasks(None, 10).now_or_never().expect("at once").expect("readable")
 }
 
 /// The one task that has not ended.
@@ -72,7 +73,7 @@ fn only_open(server: &TestServer) -> TaskId {
 }
 
 fn status(server: &TestServer, id: TaskId) -> Status {
-    server.server.engine().reader().task(id).expect("readable").expect("still there").status()
+    server.server.engine().reader().task(id).now_or_never().expect("at once").expect("readable").expect("still there").status()
 }
 
 // Tools that are never tasks.
@@ -171,16 +172,16 @@ async fn a_task_whose_caller_went_away_before_its_handle_was_there_is_cancelled_
         with_timeout("the cancellation", began.wait()).await;
         go.send(()).expect("the writer waits");
         let ended = async {
-            while !reader.open_tasks(None, 10).expect("readable").is_empty() {
+            while !reader.open_tasks(None, 10).await.expect("readable").is_empty() {
                 tokio::task::yield_now().await;
             }
         };
         with_timeout("the end of the task", ended).await;
     }
-    let all = reader.due_tasks(Timestamp::from_millis(i64::MAX), 100).expect("readable");
+    let all = reader.due_tasks(Timestamp::from_millis(i64::MAX), None, 100).await.expect("readable");
     assert_eq!(all.len(), 50, "each was made");
     for id in all {
-        assert_eq!(reader.task(id).expect("readable").expect("still there").status(), Status::Cancelled);
+        assert_eq!(reader.task(id).await.expect("readable").expect("still there").status(), Status::Cancelled);
     }
 }
 

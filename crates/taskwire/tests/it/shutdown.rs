@@ -296,7 +296,7 @@ async fn a_signal_to_stop_a_stream_waits_for_tasks() {
     assert!(piped.pipe.is_served(), "a task is running");
     gate.go.send();
     piped.pipe.ended().await;
-    let task = piped.server.engine().reader().task(id.parse().expect("an id")).expect("readable").expect("still there");
+    let task = piped.server.engine().reader().task(id.parse().expect("an id")).await.expect("readable").expect("still there");
     assert_eq!(task.status(), Status::Completed);
 }
 

@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use taskwire::{
-    core::{Epoch, TaskId, task::Task},
-    store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite, Written},
+    core::{CallerId, Epoch, TaskId, task::Task},
+    store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite, Usage, Written},
 };
 
 use crate::kit::TempDir;
@@ -53,6 +53,10 @@ impl Store for TestStore {
 
     fn secret(&self) -> [u8; 32] {
         self.store.secret()
+    }
+
+    fn usage(&self) -> Result<Vec<(CallerId, Usage)>, Error> {
+        self.store.usage()
     }
 
     fn reader(&self) -> Arc<dyn Reader> {

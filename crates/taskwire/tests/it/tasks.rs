@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
@@ -152,7 +152,8 @@ pub(crate) fn name_in(answer: &Answer) -> String {
 /// The texts that a task has written, one per chunk.
 pub(crate) fn written(server: &TestServer, task: &str) -> Vec<String> {
     let id: TaskId = task.parse().expect("an id");
-    let chunks = server.server.engine().reader().chunks(id, Seq(0), 1 << 20, usize::MAX).expect("readable");
+    let chunks =
+        server.server.engine().reader().chunks(id, Seq(0), 1 << 20, usize::MAX).now_or_never().expect("at once").expect("readable");
     let numbers: Vec<u64> = chunks.iter().map(|chunk| chunk.seq.0).collect();
     assert!(numbers.iter().copied().eq(0..chunks.len() as u64), "not dense from 0: {numbers:?}");
     let text = |blocks: Value| blocks[0]["text"].as_str().expect("a text block").to_owned();
@@ -249,7 +250,7 @@ async fn a_quick_call_is_answered_directly() {
     let result = server.client().call("quick", json!({})).await;
     assert_eq!(result["resultType"], "complete");
     assert_eq!(result["content"], json!([{"type": "text", "text": "done"}]));
-    let open = server.server.engine().reader().open_tasks(None, 10).expect("readable");
+    let open = server.server.engine().reader().open_tasks(None, 10).await.expect("readable");
     assert!(open.is_empty(), "no task was left open");
 }
 
@@ -821,7 +822,7 @@ async fn a_stopped_call_can_neither_write_nor_become_a_task() {
     with_timeout("the start", gate.started.wait()).await;
     drop(connection);
     assert_eq!(with_timeout("the refusals", refusals.recv()).await, Some((true, true)));
-    assert!(server.server.engine().reader().open_tasks(None, 10).expect("readable").is_empty(), "nobody would know of it");
+    assert!(server.server.engine().reader().open_tasks(None, 10).await.expect("readable").is_empty(), "nobody would know of it");
 }
 
 #[tokio::test]

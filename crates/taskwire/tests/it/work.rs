@@ -373,7 +373,7 @@ async fn a_shutdown_waits_for_running_work() {
     assert!(!stopped.is_finished(), "work is still going on");
     gate.go.send();
     with_timeout("the shutdown", stopped).await.expect("no panic");
-    let task = engine.reader().task(id.parse().expect("an id")).expect("readable").expect("still there");
+    let task = engine.reader().task(id.parse().expect("an id")).await.expect("readable").expect("still there");
     assert_eq!(task.status(), Status::Completed);
 }
 

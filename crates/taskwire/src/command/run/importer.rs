@@ -83,7 +83,7 @@ pub(super) struct JournalImporter {
 }
 
 impl JournalImporter {
-    pub(super) fn new(command_run: &CommandRun, dir: &Path, job: &Job, checkpoint: &JournalCheckpoint) -> Result<Self, ToolError> {
+    pub(super) async fn new(command_run: &CommandRun, dir: &Path, job: &Job, checkpoint: &JournalCheckpoint) -> Result<Self, ToolError> {
         let run = command_run.run.clone();
         let mut parser = OutputParser::new(&job.settings).map_err(ToolError::new)?;
         if *checkpoint != JournalCheckpoint::start(checkpoint.job_number, checkpoint.first_seq) {
@@ -91,7 +91,7 @@ impl JournalImporter {
         }
         let mut excerpt = OutputExcerpt::new(job.settings.inline_bytes);
         if let Phase::Task(id) = run.phase() {
-            read_back(run.engine(), id, Seq(checkpoint.first_seq), &mut excerpt).map_err(from_engine)?;
+            read_back(run.engine(), id, Seq(checkpoint.first_seq), &mut excerpt).await.map_err(from_engine)?;
         }
         let skip = [checkpoint.stdout_bytes, checkpoint.stderr_bytes, checkpoint.notes];
         let resume_point = JournalCheckpoint { stdout_bytes: 0, stderr_bytes: 0, notes: 0, ..checkpoint.clone() };
@@ -292,7 +292,7 @@ impl JournalImporter {
     /// result.
     async fn flush_if_nearly_full(&mut self) -> Result<(), ToolError> {
         let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return Ok(()) };
-        let Some(task) = engine.any_task(id).map_err(from_engine)? else { return Ok(()) };
+        let Some(task) = engine.any_task(id).await.map_err(from_engine)? else { return Ok(()) };
         if !is_nearly_full(task.output.bytes, engine.limits()) {
             return Ok(());
         }
@@ -307,7 +307,7 @@ impl JournalImporter {
         if let (Some(_), Phase::Task(id)) = (&self.output_limit_error, self.run.phase()) {
             // What was on the way to the log is lost, so only what the log has is shown.
             let mut kept = OutputExcerpt::new(self.settings.inline_bytes);
-            match read_back(self.run.engine(), id, Seq(self.resume_point.first_seq), &mut kept) {
+            match read_back(self.run.engine(), id, Seq(self.resume_point.first_seq), &mut kept).await {
                 Ok(()) => self.excerpt = kept,
                 Err(error) => tracing::warn!(%error, "what a command wrote cannot be read back"),
             }
@@ -316,7 +316,7 @@ impl JournalImporter {
         // Readers get what the result leaves out from the task. If there is no room for a task, it is lost.
         let kept = !self.unlogged && self.excerpt.needs_task() && matches!(self.run.promote().await, Ok(Phase::Task(_)));
         // Offsets count from the task's first output, so the link may name them only if this job wrote that and none of it is dropped.
-        let is_whole = self.resume_point.first_seq == 0 && !self.may_be_dropped();
+        let is_whole = self.resume_point.first_seq == 0 && !Self::may_be_dropped(&self.run).await;
         let (uri, name) = (crate::followup::resource::uri(self.run.id()), format!("output of {}", self.tool));
         let link = kept.then_some(OutputLink { uri, name, is_whole });
         let content = self.excerpt.content(link.as_ref());
@@ -325,14 +325,14 @@ impl JournalImporter {
     }
 
     /// Whether the beginning of the output was dropped, or will be when the last of it is written.
-    fn may_be_dropped(&self) -> bool {
-        let (engine, Phase::Task(id)) = (self.run.engine(), self.run.phase()) else { return false };
-        if self.run.spec().overflow == Overflow::Fail {
+    async fn may_be_dropped(run: &Run) -> bool {
+        let (engine, Phase::Task(id)) = (run.engine(), run.phase()) else { return false };
+        if run.spec().overflow == Overflow::Fail {
             return false;
         }
         // If that is unknown, the result names no offset.
-        let Ok(Some(task)) = engine.any_task(id) else { return true };
-        let is_begun_late = !engine.chunk_range(id).is_ok_and(|kept| kept.start == Seq(0));
+        let Ok(Some(task)) = engine.any_task(id).await else { return true };
+        let is_begun_late = !engine.chunk_range(id).await.is_ok_and(|kept| kept.start == Seq(0));
         is_begun_late || is_nearly_full(task.output.bytes, engine.limits())
     }
 
@@ -473,11 +473,11 @@ fn exit_problem(ended: &JobEnd, settings: &OutputSettings) -> Option<ExitProblem
 }
 
 /// Feeds what the log has of this job to the excerpt.
-fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, excerpt: &mut OutputExcerpt) -> Result<(), engine::Error> {
+async fn read_back(engine: &engine::Engine, id: TaskId, mut from: Seq, excerpt: &mut OutputExcerpt) -> Result<(), engine::Error> {
     let begin = from;
     loop {
         let cursor = Cursor::output(from, READ_BACK_BYTES);
-        let Some(page) = engine.page(id, cursor)? else { return Ok(()) };
+        let Some(page) = engine.page(id, cursor).await? else { return Ok(()) };
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             if from == begin && chunk.seq > begin {

@@ -20,7 +20,7 @@ pub(super) async fn ask(ctx: Ctx, asked: messages::OpenQuestion) -> Option<ToSup
         (Some(url), _) => Question::url(&question.message, url).into_payload(),
         (None, schema) => form(&question.message, schema),
     };
-    let Ok(name) = unused_key(&ctx, &key) else { return None };
+    let Ok(name) = unused_key(&ctx, &key).await else { return None };
     let refuse = |message: String| Some(ToSupervisor::Refuse { key: key.clone(), message });
     match ctx.ask_raw(&name, asked).await.map_err(ToolError::into_kind) {
         Ok(answer) => match answer.read() {
@@ -37,9 +37,9 @@ pub(super) async fn ask(ctx: Ctx, asked: messages::OpenQuestion) -> Option<ToSup
 }
 
 /// The key of the question in the task. A key that was withdrawn before gets a number.
-fn unused_key(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
+async fn unused_key(ctx: &Ctx, key: &str) -> Result<String, ToolError> {
     let run = ctx.run();
-    let Some(task) = run.engine().any_task(run.id()).map_err(from_engine)? else { return Ok(key.to_owned()) };
+    let Some(task) = run.engine().any_task(run.id()).await.map_err(from_engine)? else { return Ok(key.to_owned()) };
     let is_withdrawn = |name: &str| {
         let answer = task.questions.get(&QuestionKey::new(name)).and_then(|input| input.answer.as_ref());
         answer.is_some_and(|answer| answer.as_str().contains(WITHDRAWN))

@@ -27,11 +27,11 @@ pub(super) async fn hear(weak: WeakEngine) {
         let Some(engine) = weak.get() else { return };
         match changes {
             Changes::Of(tasks, sessions) => {
-                notice(&engine, tasks);
+                notice(&engine, tasks).await;
                 engine.0.session_wakeups.wake(sessions.into_iter().map(|id| (id, ChangeKind::Task)));
             }
             Changes::Unknown => {
-                notice(&engine, watched(&engine).into_iter().collect());
+                notice(&engine, watched(&engine).into_iter().collect()).await;
                 engine.0.session_wakeups.wake_all();
             }
         }
@@ -49,7 +49,7 @@ pub(super) async fn poll(weak: WeakEngine) {
             Ok(versions) => {
                 let now: BTreeMap<TaskId, Option<Version>> = ids.into_iter().zip(versions).collect();
                 let is_new = |(id, version): (&TaskId, &Option<Version>)| (known.get(id) != Some(version)).then_some(*id);
-                notice(&engine, now.iter().filter_map(is_new).collect());
+                notice(&engine, now.iter().filter_map(is_new).collect()).await;
                 known = now;
             }
             Err(error) => tracing::debug!(%error, "the store could not be looked at"),
@@ -69,9 +69,9 @@ fn watched(engine: &Engine) -> BTreeSet<TaskId> {
 }
 
 /// These tasks may have changed: wakes their readers, and starts or stops their runs.
-fn notice(engine: &Engine, ids: Vec<TaskId>) {
+async fn notice(engine: &Engine, ids: Vec<TaskId>) {
     for id in ids.iter().filter(|id| engine.0.runs.contains(**id)) {
-        match engine.any_task(*id) {
+        match engine.any_task(*id).await {
             Ok(Some(task)) => engine.0.runs.stop_unwanted(engine, &task),
             // It is about to be made, or it is forgotten, and ended before. Where the store is away, the next look may succeed.
             Ok(None) | Err(Error::Away) => {}

@@ -5,11 +5,14 @@ use std::{
     time::Duration,
 };
 
-use taskwire_core::task::{Authority, Command};
+use taskwire_core::{
+    Epoch,
+    task::{Authority, Command, Reject},
+};
 
 use super::Membership;
 use crate::{
-    engine::{Engine, WeakEngine},
+    engine::{Engine, Error, NO_EPOCH, WeakEngine},
     store,
 };
 
@@ -19,6 +22,8 @@ const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 const MARGIN: Duration = Duration::from_secs(1);
 /// How soon a renewal that failed is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long a node that shuts down tries to end its lease.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// All times are of the local monotonic clock.
 #[derive(Debug)]
@@ -59,6 +64,9 @@ pub(super) async fn keep(weak: WeakEngine) {
     loop {
         let Some(engine) = weak.get() else { return };
         let Some(membership) = &engine.0.cluster else { return };
+        if membership.has_left() {
+            return;
+        }
         let wait = renew(&engine, membership).await;
         let sleep = membership.clock.sleep(wait);
         drop(engine);
@@ -86,11 +94,16 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
             resume_stopped(engine);
             RENEW_INTERVAL
         }
+        Ok(None) if membership.has_left() => Duration::ZERO,
         Ok(None) => {
-            // Another node has declared this one dead. What still runs here belongs to an epoch that is over.
-            tracing::warn!("this node lost its lease: other nodes take over what it ran");
-            engine.0.runs.abandon_all();
+            if end_epoch(engine) != NO_EPOCH {
+                tracing::warn!("this node lost its lease: other nodes take over what it ran");
+            }
             match membership.cluster.rejoin().await {
+                Ok(epoch) if membership.has_left() => {
+                    give_back(membership, epoch).await;
+                    Duration::ZERO
+                }
                 Ok(epoch) => {
                     engine.0.epoch.store(epoch.0, Ordering::Release);
                     Duration::ZERO
@@ -112,14 +125,50 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     }
 }
 
+/// Another node has declared this one dead, or it leaves: what runs here belongs to an epoch that is over. Returns that epoch.
+fn end_epoch(engine: &Engine) -> Epoch {
+    // First of all, so that nothing begins under it any more.
+    let epoch = Epoch(engine.0.epoch.swap(NO_EPOCH.0, Ordering::AcqRel));
+    engine.0.runs.abandon_all();
+    epoch
+}
+
+/// Ends the lease for good: other nodes take over at once what still runs here.
+pub(super) async fn leave(engine: &Engine, membership: &Membership) {
+    membership.left.store(true, Ordering::Release);
+    let epoch = end_epoch(engine);
+    if epoch != NO_EPOCH {
+        give_back(membership, epoch).await;
+    }
+}
+
+async fn give_back(membership: &Membership, epoch: Epoch) {
+    let given_back = tokio::select! {
+        biased;
+        given_back = membership.cluster.leave(epoch) => given_back,
+        () = membership.clock.sleep(LEAVE_TIMEOUT) => Err(store::Error::Away { in_doubt: false, reason: "it took too long".to_owned() }),
+    };
+    if let Err(error) = given_back {
+        tracing::warn!(%error, "the lease could not be ended: other nodes take over when it expires");
+    }
+}
+
 /// Runs again what was stopped while the store could not be reached, if no other node has taken it.
 fn resume_stopped(engine: &Engine) {
     for id in engine.0.runs.take_abandoned() {
         let (engine, epoch) = (engine.clone(), engine.epoch());
         engine.clone().spawn(async move {
             let command = Command::Recover { lost: epoch..epoch.next(), epoch };
-            if let Err(error) = engine.submit(id, Authority::Engine, command).await {
-                tracing::warn!(task = %id, %error, "a task that was stopped could not be started again");
+            match engine.submit(id, Authority::Engine, command).await {
+                Ok(_) => {}
+                // It is being made just now: the next renewal finds it.
+                Err(Error::Rejected(Reject::NotFound)) => engine.0.runs.set_abandoned(id),
+                // Another node has taken it, or it has ended.
+                Err(Error::Rejected(_)) => {}
+                Err(error) => {
+                    tracing::warn!(task = %id, %error, "a task that was stopped could not be started again: trying again");
+                    engine.0.runs.set_abandoned(id);
+                }
             }
         });
     }

@@ -5,12 +5,13 @@ mod clock;
 mod lease;
 mod takeover;
 
-use std::sync::Arc;
-
-use taskwire_core::task::Task;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use self::{clock::ClusterClock, lease::LeaseState};
-use super::Engine;
+use super::{Engine, recovery::OnRecovered};
 use crate::{clock::Clock, store::Cluster};
 
 /// This node among the others.
@@ -20,12 +21,18 @@ pub(super) struct Membership {
     pub(super) clock: Arc<dyn Clock>,
     store_time: Arc<ClusterClock>,
     lease: LeaseState,
+    /// Whether this node has ended its lease for good.
+    left: AtomicBool,
 }
 
 impl Membership {
     pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>) -> Self {
         let store_time = Arc::new(ClusterClock::new(local.clone()));
-        Self { cluster, clock: store_time.clone(), store_time, lease: LeaseState::new(local.monotonic()) }
+        Self { cluster, clock: store_time.clone(), store_time, lease: LeaseState::new(local.monotonic()), left: AtomicBool::new(false) }
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
     }
 }
 
@@ -39,7 +46,14 @@ pub(super) fn begin(engine: &Engine) {
     }
 }
 
+/// Ends this node's lease for good, where there are other nodes.
+pub(super) async fn leave(engine: &Engine) {
+    if let Some(membership) = &engine.0.cluster {
+        lease::leave(engine, membership).await;
+    }
+}
+
 /// Takes over what dead nodes left, again and again. Calls `seen` with each task that was taken over, and with `None` once, after the first look.
-pub(super) fn recover(engine: &Engine, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync + 'static) {
+pub(super) fn recover(engine: &Engine, seen: Box<OnRecovered>) {
     engine.spawn(takeover::run(engine.weak(), seen));
 }

@@ -1,10 +1,10 @@
 //! Takes over the tasks of nodes that are gone.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use taskwire_core::task::{Authority, Command, Task};
+use taskwire_core::task::{Authority, Command};
 
-use crate::engine::{Engine, Error, WeakEngine, operator_log};
+use crate::engine::{Engine, Error, NO_EPOCH, WeakEngine, operator_log, recovery::OnRecovered};
 
 /// How often a node looks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -12,20 +12,20 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const PAGE: usize = 256;
 
 /// Looks again and again, until the engine is gone.
-pub(super) async fn run(weak: WeakEngine, seen: impl Fn(Option<&Arc<Task>>) + Send + Sync) {
+pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
     let mut is_first = true;
     loop {
         let Some(engine) = weak.get() else { return };
         let Some(membership) = &engine.0.cluster else { return };
         let mut more = false;
         if membership.lease.may_judge_others(membership.clock.monotonic()) {
-            match take_page(&engine, &seen).await {
+            match take_page(&engine, &*seen).await {
                 Ok(taken) => more = taken > 0,
                 Err(error) => tracing::warn!(%error, "tasks of other nodes could not be taken over: trying again"),
             }
         }
         if std::mem::take(&mut is_first) {
-            seen(None);
+            seen(None).await;
         }
         let sleep = membership.clock.sleep(if more { Duration::ZERO } else { INTERVAL });
         drop(engine);
@@ -34,10 +34,13 @@ pub(super) async fn run(weak: WeakEngine, seen: impl Fn(Option<&Arc<Task>>) + Se
 }
 
 /// Takes some tasks, and returns how many that changed.
-async fn take_page(engine: &Engine, seen: &(impl Fn(Option<&Arc<Task>>) + Send + Sync)) -> Result<usize, Error> {
+async fn take_page(engine: &Engine, seen: &OnRecovered) -> Result<usize, Error> {
     let Some(membership) = &engine.0.cluster else { return Ok(0) };
-    let stranded = membership.cluster.stranded_tasks(PAGE).await?;
     let epoch = engine.epoch();
+    if epoch == NO_EPOCH {
+        return Ok(0);
+    }
+    let stranded = membership.cluster.stranded_tasks(PAGE).await?;
     let commands = stranded.iter().map(|(id, of)| engine.submit(*id, Authority::Engine, Command::Recover { lost: *of..of.next(), epoch }));
     let mut taken = 0;
     for ((id, _), receipt) in stranded.iter().zip(futures_util::future::join_all(commands).await) {
@@ -45,7 +48,7 @@ async fn take_page(engine: &Engine, seen: &(impl Fn(Option<&Arc<Task>>) + Send +
             Ok(receipt) if receipt.changed => {
                 taken += 1;
                 operator_log::task_recovered(&receipt.task);
-                seen(Some(&receipt.task));
+                seen(Some(receipt.task)).await;
             }
             // Another node was faster.
             Ok(_) | Err(Error::Rejected(_)) => {}

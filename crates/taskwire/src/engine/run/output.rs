@@ -347,7 +347,7 @@ impl Run {
         let mut from = Seq(0);
         loop {
             let cursor = Cursor::output(from, READ_BACK_BYTES);
-            let Some(page) = self.engine.read_when_back(|engine| engine.page(id, cursor)).await? else { return Ok(()) };
+            let Some(page) = self.engine.read_when_back(|| self.engine.page(id, cursor)).await? else { return Ok(()) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
                 written.add_blocks(chunk.blocks.as_str());

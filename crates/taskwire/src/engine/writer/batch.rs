@@ -18,22 +18,33 @@ type Decision = Result<Receipt, Error>;
 /// What was decided about a request.
 pub(super) struct Decided {
     decision: Decision,
-    /// The write that makes it so, if anything changes, and what its task counted as before and after.
-    pub(super) write: Option<usize>,
+    /// The task that a rejection is about, if not the one that was asked for.
+    about: Option<TaskId>,
+    /// What its task counted as before and after, if anything changes.
     usage: Option<(Usage, Usage)>,
 }
 
 impl Decided {
     pub(super) fn rejected(error: Error) -> Self {
-        Self { decision: Err(error), write: None, usage: None }
+        Self { decision: Err(error), about: None, usage: None }
     }
 
     pub(super) fn unchanged(task: Arc<Task>) -> Self {
-        Self { decision: Ok(Receipt { task, changed: false }), write: None, usage: None }
+        Self { decision: Ok(Receipt { task, changed: false }), about: None, usage: None }
     }
 
-    pub(super) fn written(task: Arc<Task>, write: usize, usage: (Usage, Usage)) -> Self {
-        Self { decision: Ok(Receipt { task, changed: true }), write: Some(write), usage: Some(usage) }
+    pub(super) fn written(task: Arc<Task>, usage: (Usage, Usage)) -> Self {
+        Self { decision: Ok(Receipt { task, changed: true }), about: None, usage: Some(usage) }
+    }
+
+    /// The same, because of this task: if that is not made after all, it is decided again.
+    pub(super) fn about(mut self, task: TaskId) -> Self {
+        self.about = Some(task);
+        self
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        self.usage.is_some()
     }
 }
 
@@ -86,8 +97,8 @@ impl Batch {
     }
 
     pub(super) fn add(&mut self, request: TaskRequest, decided: Decided) {
-        let Decided { decision, usage, .. } = decided;
-        let task = decision.as_ref().map_or(request.id, |receipt| receipt.task.id);
+        let Decided { decision, about, usage } = decided;
+        let task = decision.as_ref().map_or(about.unwrap_or(request.id), |receipt| receipt.task.id);
         self.decided.push(DecidedRequest { request, decision, task, usage });
     }
 
@@ -101,8 +112,8 @@ impl Batch {
         self.positions.get(&id).map(|position| &self.writes[*position])
     }
 
-    /// Adds what happens to a task, and says which write that is: a task has one in each batch, so that it is carried out whole.
-    pub(super) fn write(&mut self, write: TaskWrite) -> usize {
+    /// Adds what happens to a task: it has one write in each batch, so that it is carried out whole.
+    pub(super) fn write(&mut self, write: TaskWrite) {
         let next = self.writes.len();
         let position = *self.positions.entry(write.task.id).or_insert(next);
         match self.writes.get_mut(position) {
@@ -114,7 +125,6 @@ impl Batch {
                 (earlier.dropped_bytes, earlier.stored_bytes) = (write.dropped_bytes, write.stored_bytes);
             }
         }
-        position
     }
 
     pub(super) fn add_keys(&mut self, task: &Task, arguments: &Payload) {

@@ -18,6 +18,8 @@ pub(super) async fn find_out(engine: &Engine, store: &mut impl Store, batch: &Ba
             Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) => {
                 engine.0.clock.sleep(super::RETRY_DELAY_MAX).await;
             }
+            // It concerns this task alone: whoever wanted the write gets the error when it is decided again.
+            Err(error) if error.kind() == ErrorKind::Corrupt => written.push(Written::Conflict(None)),
             Err(error) => return Err(error),
         }
     }
@@ -40,7 +42,7 @@ async fn is_written(engine: &Engine, store: &mut impl Store, write: &TaskWrite) 
         max_bytes: usize::MAX,
         max_chunks: write.events.len(),
     };
-    let Some(page) = engine.reader().page(id, cursor)? else { return Ok(false) };
+    let Some(page) = engine.reader().page(id, cursor).await? else { return Ok(false) };
     let version_of = |item: &LogItem| match item {
         LogItem::Event(stored) => stored.version,
         LogItem::Chunk(chunk) => chunk.version,

@@ -132,37 +132,44 @@ impl<'a> HoldTimer<'a> {
     }
 
     /// The result to send instead of the task's own, if it is due. When a question was answered, the hold starts again.
-    pub(in crate::protocol) fn result(&mut self, task: &Task) -> Option<Payload> {
+    pub(in crate::protocol) async fn result(&mut self, task: &Task) -> Option<Payload> {
         let asks = task.asked_at.is_some();
         if std::mem::replace(&mut self.asked, asks) && !asks {
             self.hold = self.hold.map(|hold| hold.restarted(self.context));
             self.expired = false;
         }
-        expiry_result(self.context, self.hold?, task, self.expired)
+        expiry_result(self.context, self.hold?, task, self.expired).await
     }
 }
 
 /// The result that is sent while the task goes on: a question that the caller does not accept, or, when the hold is `over`, that the
 /// task is still running.
-fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool) -> Option<Payload> {
+async fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool) -> Option<Payload> {
     if task.outcome.is_some() {
         return None;
     }
     if hold.has_unsupported_question(task) {
-        return Some(payload(&followup::task_result(&context.engine, task)));
+        return Some(payload(&followup::task_result(&context.engine, task).await));
     }
     // Do not interrupt a person who is answering, unless the server shuts down and could not take the answer.
     let draining = *context.draining.borrow();
     let goes_on = task.asked_at.is_none() || draining;
-    let tell = if draining { followup::shutting_down } else { followup::task_result };
-    (expired && goes_on).then(|| payload(&tell(&context.engine, task)))
+    if !(expired && goes_on) {
+        return None;
+    }
+    Some(payload(&match draining {
+        true => followup::shutting_down(&context.engine, task).await,
+        false => followup::task_result(&context.engine, task).await,
+    }))
 }
 
 /// How a call ended without a result, as a result that a model can act on: models do not see protocol errors. None for another
 /// outcome, or if the caller knows the task.
-pub(in crate::protocol) fn failure_result(context: &Context, task: &Task) -> Option<Payload> {
-    let held = context.config.followups && task.spec.hidden;
-    held.then(|| followup::failed(&context.engine, task)).flatten().as_ref().map(payload)
+pub(in crate::protocol) async fn failure_result(context: &Context, task: &Task) -> Option<Payload> {
+    if !(context.config.followups && task.spec.hidden) {
+        return None;
+    }
+    followup::failed(&context.engine, task).await.as_ref().map(payload)
 }
 
 /// The same for a call that never became a task.

@@ -42,8 +42,8 @@ pub(in crate::protocol) trait CallEra {
     }
 
     /// The response while the task is as it is now, if not its result; `due` if the call has waited long enough.
-    fn respond_early(&self, _task: &Arc<Task>, _due: bool) -> Result<Option<Waited>, Fault> {
-        Ok(None)
+    fn respond_early(&mut self, _task: &Arc<Task>, _due: bool) -> impl Future<Output = Result<Option<Waited>, Fault>> + Send {
+        std::future::ready(Ok(None))
     }
 }
 
@@ -133,7 +133,7 @@ pub(in crate::protocol) async fn run(
         };
     }
     match phase {
-        Phase::Task(id) => Ok(Settled::Task(context.engine.require_task(&run.spec().caller, id)?)),
+        Phase::Task(id) => Ok(Settled::Task(context.engine.require_task(&run.spec().caller, id).await?)),
         Phase::Done(end) => Ok(Settled::Ended { end, at_once: false }),
         Phase::Loose => Err(Fault::internal("the tool went away")),
     }
@@ -152,14 +152,14 @@ pub(in crate::protocol) async fn follow(
     let mut timer = HoldTimer::new(context, hold, true);
     let mut due = false;
     loop {
-        let task = context.engine.require_task(waiter.caller(), id)?;
-        if let Some(early) = era.respond_early(&task, due)? {
+        let task = context.engine.require_task(waiter.caller(), id).await?;
+        if let Some(early) = era.respond_early(&task, due).await? {
             return Ok(early);
         }
         if task.ended.is_some() {
             return Ok(Waited::Ended(task));
         }
-        if let Some(result) = timer.result(&task) {
+        if let Some(result) = timer.result(&task).await {
             return Ok(Waited::HoldExpired(waiter.with_joined_text(result)));
         }
         tokio::select! {

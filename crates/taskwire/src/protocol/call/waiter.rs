@@ -78,7 +78,7 @@ pub(in crate::protocol) struct WaitingCall {
     context: Arc<Context>,
     caller: CallerId,
     tool: Arc<str>,
-    /// The arguments; if none, the store has them.
+    /// The arguments; none if they could not be read.
     arguments: Option<Payload>,
     /// Computed when it is first needed.
     dedupe_key: OnceLock<DedupeKey>,
@@ -141,7 +141,7 @@ impl Waiter {
     }
 
     /// The call of a client that resumes this task: the one `before`, if it still waits.
-    pub(in crate::protocol) fn resume(context: &Arc<Context>, before: Option<Arc<WaitingCall>>, task: &Task) -> Self {
+    pub(in crate::protocol) async fn resume(context: &Arc<Context>, before: Option<Arc<WaitingCall>>, task: &Task) -> Self {
         if let Some(before) = before {
             return Self(before);
         }
@@ -150,7 +150,7 @@ impl Waiter {
             context: context.clone(),
             caller: task.spec.caller.clone(),
             tool: task.spec.tool.clone(),
-            arguments: None,
+            arguments: registry::stored_arguments(context, task.id).await.ok().flatten(),
             dedupe_key: OnceLock::new(),
             slow: AtomicBool::new(false),
             hidden: task.spec.hidden,
@@ -279,8 +279,8 @@ impl Waiter {
             }
         }
         let (context, id) = (&self.0.context, work.id());
-        let Some(task) = context.engine.task(&self.0.caller, id)?.filter(|task| task.ended.is_none()) else { return Ok(None) };
-        let Some(key) = other.dedupe_key_of(&work) else { return Ok(None) };
+        let Some(task) = context.engine.task(&self.0.caller, id).await?.filter(|task| task.ended.is_none()) else { return Ok(None) };
+        let Some(key) = other.dedupe_key().cloned() else { return Ok(None) };
         {
             let mut theirs = lock(&other.state);
             // The other call may have been answered meanwhile.
@@ -321,7 +321,7 @@ impl Waiter {
             }
             // If another node has created it meanwhile, the writer returns that one.
             let task = context.engine.create(id, spec, request, &resumed, notes).await?.task;
-            context.calls.add_deduped(context, key, task.id);
+            context.calls.add_deduped(context, key, task.id).await;
             *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(task.id)), counted: true };
             if task.id != id {
                 waiting.set_joined(&task);
@@ -392,24 +392,12 @@ impl WaitingCall {
         }
     }
 
-    /// The key of a call for this work; none if its arguments cannot be read.
-    fn dedupe_key_of(&self, work: &RunOrTask) -> Option<DedupeKey> {
-        if let Some(key) = self.dedupe_key() {
-            return Some(key.clone());
-        }
-        let request = match work {
-            RunOrTask::Run(run) => run.arguments().clone(),
-            RunOrTask::Task(id) => registry::stored_arguments(&self.context, *id).ok()??,
-        };
-        Some(DedupeKey::of(&self.context, &self.caller, self.hidden, &self.tool, &request))
-    }
-
     async fn join_by_key(self: &Arc<Self>, key: &DedupeKey) -> Result<Option<Arc<Task>>, engine::Error> {
         let (context, calls) = (&self.context, &self.context.calls);
         while let Some((id, ready)) = calls.join(key) {
             *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
             registry::wait_until_ready(ready).await;
-            if let Some(task) = context.engine.task(&self.caller, id)?.filter(|task| registry::is_joinable(context, task)) {
+            if let Some(task) = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task)) {
                 self.set_joined(&task);
                 return Ok(Some(task));
             }

@@ -22,7 +22,7 @@ pub(crate) async fn batch(context: &Arc<Context>, caller: &CallerId, channel: Ch
 async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
     let session = match channel {
-        Channel::Http { session: Some(name), version, .. } => Some(find(context, caller, Some(name), version)?),
+        Channel::Http { session: Some(name), version, .. } => Some(find(context, caller, Some(name), version).await?),
         Channel::Http { session: None, .. } => None,
         Channel::ByteStream(session) => session.cloned(),
     };

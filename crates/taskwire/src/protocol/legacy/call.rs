@@ -326,7 +326,7 @@ impl Call<'_, '_> {
         } else {
             self.first_part(task.id).await?
         };
-        let (object, _) = streaming::first_result(cx.context, &task, part)?;
+        let (object, _) = streaming::first_result(cx.context, &task, part).await?;
         Ok(cx.reply(object).on_sent(on_announced))
     }
 
@@ -339,8 +339,8 @@ impl Call<'_, '_> {
         let mut waited = false;
         loop {
             let gone = || engine::Error::Rejected(Reject::NotFound);
-            let mut part = streaming::read(engine, id, Seq(0), 0, self.cx.context.config.read_bytes)?.ok_or_else(gone)?;
-            let task = engine.task(&self.cx.session.caller, id)?.ok_or_else(gone)?;
+            let mut part = streaming::read(engine, id, Seq(0), 0, self.cx.context.config.read_bytes).await?.ok_or_else(gone)?;
+            let task = engine.task(&self.cx.session.caller, id).await?.ok_or_else(gone)?;
             part.complete &= task.ended.is_some();
             if waited || part.complete || !part.segments.is_empty() {
                 return Ok((task, part));

@@ -22,7 +22,7 @@ use self::unanswered::UnansweredCalls;
 use super::session::Session;
 pub(super) use crate::protocol::call::CANCELLED_BY_CALLER;
 use crate::{
-    engine::Run,
+    engine::{self, Run},
     protocol::{
         CallerPermit, Context,
         call::waiter::{Waiter, WaitingCall},
@@ -84,6 +84,12 @@ impl LiveState {
     /// Whether a stream is open, or a request waits.
     pub(super) fn is_in_use(&self) -> bool {
         self.session_stream.strong_count() > 0 || self.open_requests.values().any(|running| running.awaited)
+    }
+
+    /// Whether the session stream that is open has asked this.
+    fn session_stream_asked(&self, id: TaskId, key: &QuestionKey) -> bool {
+        let asked = self.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
+        matches!((asked, self.session_stream.upgrade()), (Some(asked), Some(current)) if Arc::ptr_eq(&asked, &current))
     }
 
     fn prune_asked(&mut self) {
@@ -318,11 +324,26 @@ impl Session {
         asks
     }
 
-    /// Records that a task's own stream asks a question.
-    pub(super) fn record_question(&self, id: TaskId, key: &QuestionKey, stream: &Arc<()>) {
+    /// Whether a task's own stream is to ask a question: not if the session stream has asked it.
+    pub(super) fn record_question_of_task_stream(&self, id: TaskId, key: &QuestionKey, stream: &Arc<()>) -> bool {
         let mut live = self.live();
         live.prune_asked();
-        live.asked.insert((id, key.clone()), Arc::downgrade(stream));
+        let asks = !live.session_stream_asked(id, key);
+        if asks {
+            live.asked.insert((id, key.clone()), Arc::downgrade(stream));
+        }
+        asks
+    }
+
+    /// Whether a question that a stream has recorded is still open. An answer removes the record, so a stream that read the task before
+    /// that answer would else ask once more: it must look again after it recorded the question.
+    pub(super) async fn is_still_open(&self, context: &Context, id: TaskId, key: &QuestionKey) -> Result<bool, engine::Error> {
+        let task = engine::skip_corrupt(context.engine.task(&self.caller, id).await)?;
+        let is_open = task.is_some_and(|task| task.open_questions().any(|(open, _)| open == key));
+        if !is_open {
+            self.forget_question(id, key);
+        }
+        Ok(is_open)
     }
 
     pub(super) fn forget_question(&self, id: TaskId, key: &QuestionKey) {
@@ -332,9 +353,7 @@ impl Session {
     }
 
     pub(super) fn session_stream_asked(&self, id: TaskId, key: &QuestionKey) -> bool {
-        let live = self.live();
-        let asked = live.asked.get(&(id, key.clone())).and_then(Weak::upgrade);
-        matches!((asked, live.session_stream.upgrade()), (Some(asked), Some(current)) if Arc::ptr_eq(&asked, &current))
+        self.live().session_stream_asked(id, key)
     }
 
     /// The permit for a session stream: that of the one it replaces, or a new one.

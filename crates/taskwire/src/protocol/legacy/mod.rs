@@ -132,7 +132,7 @@ impl Cx<'_> {
         let watch = engine.watch(vec![id], false);
         loop {
             let not_found = || engine::Error::Rejected(taskwire_core::task::Reject::NotFound);
-            let task = engine.task(&self.session.caller, id)?.ok_or_else(not_found)?;
+            let task = engine.task(&self.session.caller, id).await?.ok_or_else(not_found)?;
             if task.ended.is_some() {
                 return Ok(Some(task));
             }
@@ -180,7 +180,11 @@ async fn open_session(
     origin: MessageSource<'_>,
 ) -> Result<Arc<Session>, Fault> {
     let already = match origin.channel {
-        Channel::Http { session, .. } => session.map(|name| context.sessions.find(context, origin.caller, name)).transpose()?.is_some(),
+        Channel::Http { session: None, .. } => false,
+        Channel::Http { session: Some(name), .. } => {
+            context.sessions.find(context, origin.caller, name).await?;
+            true
+        }
         Channel::ByteStream(session) => session.is_some_and(|session| !session.is_ended()),
     };
     if already {
@@ -194,7 +198,7 @@ async fn open_session(
 pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     let found;
     let within = match origin.channel {
-        Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version) {
+        Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version).await {
             Ok(session) => {
                 found = session;
                 SessionContext { session: &found, out: origin.out, can_stream: events, can_reconnect: true }
@@ -252,9 +256,9 @@ async fn handle_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
         "ping" => Object::open(),
         "tools/call" => return call::call(cx).await,
         "tasks/result" if tasks => return tasks::result(cx).await,
-        "tasks/get" if tasks => tasks::get(cx)?,
+        "tasks/get" if tasks => tasks::get(cx).await?,
         "tasks/cancel" if tasks => tasks::cancel(cx).await?,
-        "tasks/list" if tasks && cx.context.config.legacy.list_tasks => tasks::list(cx)?,
+        "tasks/list" if tasks && cx.context.config.legacy.list_tasks => tasks::list(cx).await?,
         "tools/list" => catalog::tools(cx)?,
         "prompts/get" => catalog::prompt(cx).await?,
         "resources/read" => catalog::read(cx).await?,
@@ -268,13 +272,13 @@ async fn handle_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
     Ok(cx.reply(object))
 }
 
-fn find(context: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
+async fn find(context: &Arc<Context>, caller: &CallerId, session: Option<&str>, version: Option<&str>) -> Result<Arc<Session>, Fault> {
     let name = session.ok_or_else(no_session)?;
     if let Some(version) = version.filter(|version| !VERSIONS.contains(version)) {
         let message = format!("the protocol version `{version}` is not spoken in sessions: use {}", VERSIONS.join(" or "));
         return Err(Fault::new(400, code::INVALID_REQUEST, message));
     }
-    context.sessions.find(context, caller, name)
+    context.sessions.find(context, caller, name).await
 }
 
 fn no_session() -> Fault {
@@ -305,7 +309,7 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
     let never = || Fault::new(400, code::INVALID_REQUEST, "this answers a question that was never asked");
     let (task, times, key) = id.and_then(parse_question_id).ok_or_else(never)?;
     // A client does not send its response again, so this waits for a store that cannot be reached.
-    let known = context.engine.read_when_back(|engine| engine.task(&session.caller, task)).await?.ok_or_else(never)?;
+    let known = context.engine.read_when_back(|| context.engine.task(&session.caller, task)).await?.ok_or_else(never)?;
     let key = QuestionKey::new(key);
     let input = known.questions.get(&key).ok_or_else(never)?;
     let is_open = input.answer.is_none() && known.outcome.is_none();
@@ -380,19 +384,19 @@ enum GetTarget {
 }
 
 /// Opens what a GET asks for; none if nothing is left to be sent.
-pub(crate) fn open_get_stream(
+pub(crate) async fn open_get_stream(
     context: &Arc<Context>,
     caller: &CallerId,
     session: Option<&str>,
     version: Option<&str>,
     last: Option<&str>,
 ) -> Result<Option<GetStream>, Fault> {
-    let session = find(context, caller, session, version)?;
+    let session = find(context, caller, session, version).await?;
     let unknown = || Fault::bad_request("`Last-Event-ID` is not an event id of this session");
     let from = match last.map(|id| EventId::parse(&session.id, id).ok_or_else(unknown)).transpose()? {
         None => GetTarget::Session(None),
         Some(EventId::Session(from)) => GetTarget::Session(Some(from)),
-        Some(EventId::Task(stream, at)) => match context.engine.task(caller, stream.task)? {
+        Some(EventId::Task(stream, at)) => match context.engine.task(caller, stream.task).await? {
             _ if at == StreamCursor::END => return Ok(None),
             task if session.request_cancelled(&stream.request).is_some() => {
                 let stopped = session.request_cancelled(&stream.request) == Some(true);
@@ -434,8 +438,11 @@ impl GetStream {
                     request.set_task(&task);
                 }
                 // A task with an idempotency key needs nobody to wait for it.
-                let waiter = (plain && task.spec.idempotency_key.is_none())
-                    .then(|| Waiter::resume(context, request.as_ref().and_then(RequestGuard::waiting_call), &task));
+                let waiter = if plain && task.spec.idempotency_key.is_none() {
+                    Some(Waiter::resume(context, request.as_ref().and_then(RequestGuard::waiting_call), &task).await)
+                } else {
+                    None
+                };
                 if let (Some(request), Some(waiter)) = (&request, &waiter) {
                     request.set_waiter(waiter);
                 }
@@ -483,7 +490,7 @@ pub(crate) async fn delete_session(
     session: Option<&str>,
     version: Option<&str>,
 ) -> Result<(), Fault> {
-    let session = find(context, caller, session, version)?;
+    let session = find(context, caller, session, version).await?;
     Ok(context.sessions.end_now(context, &session.id).await?)
 }
 

@@ -43,22 +43,27 @@ pub(super) fn progress_token(task: &Task) -> Option<RequestId> {
 }
 
 /// The result of a task that has ended, which names the task if that is `known` to the caller, and says so if the call joined it.
-pub(super) fn result(context: &Context, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
+pub(super) async fn result(context: &Context, task: &Task, known: bool, waiter: Option<&Waiter>) -> Result<Object, Fault> {
     let noting = |result: Payload| waiter.map_or_else(|| result.clone(), |waiter| waiter.with_joined_text(result.clone()));
-    if let Some(result) = hold::failure_result(context, task) {
+    if let Some(result) = hold::failure_result(context, task).await {
         return Ok(render::call_result(&noting(result), None, None));
     }
     let meta = known.then(|| json!({RELATED_TASK: {"taskId": task.id}}));
-    let whole = || task.spec.output_is_result.then(|| streaming::all_blocks(&context.engine, task.id)).transpose();
+    let whole = match &task.outcome {
+        Some(Outcome::Completed { .. } | Outcome::Cancelled { .. }) if task.spec.output_is_result => {
+            Some(streaming::all_blocks(&context.engine, task.id).await?)
+        }
+        _ => None,
+    };
     match &task.outcome {
         Some(Outcome::Completed { result, is_error }) => {
             // Without output, the error is the result.
-            let content = whole()?.filter(|content| !(*is_error && content == "[]"));
+            let content = whole.filter(|content| !(*is_error && content == "[]"));
             Ok(render::call_result(&noting(result.clone()), meta.as_ref(), content.as_deref()))
         }
         Some(Outcome::Failed(error)) => Err(Fault::from(error.clone())),
         Some(Outcome::Cancelled { .. }) if task.spec.output_is_result => {
-            let object = Object::roomy().raw("content", whole()?.as_deref().unwrap_or("[]")).put("isError", &true);
+            let object = Object::roomy().raw("content", whole.as_deref().unwrap_or("[]")).put("isError", &true);
             Ok(match meta {
                 Some(meta) => object.put("_meta", &meta),
                 None => object,
@@ -77,14 +82,14 @@ pub(super) fn result(context: &Context, task: &Task, known: bool, waiter: Option
 }
 
 /// The same as a response.
-pub(super) fn message(
+pub(super) async fn message(
     context: &Context,
     request: &RequestId,
     task: &Arc<Task>,
     known: bool,
     waiter: Option<&Waiter>,
 ) -> Result<Vec<u8>, engine::Error> {
-    Ok(match result(context, task, known, waiter) {
+    Ok(match result(context, task, known, waiter).await {
         Ok(result) => render::response(request, result),
         Err(fault) => {
             let mut message = Vec::new();

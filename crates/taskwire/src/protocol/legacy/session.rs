@@ -196,7 +196,7 @@ impl Sessions {
     }
 
     /// The session of this id, if it is the caller's and has not expired.
-    pub(super) fn find(&self, context: &Arc<Context>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
+    pub(super) async fn find(&self, context: &Arc<Context>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
         let gone = || {
             let message = "there is no session of this name, or it is over: initialize again, without `Mcp-Session-Id`";
             Fault::new(404, taskwire_core::wire::code::INVALID_REQUEST, message)
@@ -206,15 +206,18 @@ impl Sessions {
         let session = match known {
             Some(session) => session,
             None => {
-                let row = context.engine.reader().session(&id).map_err(engine::Error::from)?.ok_or_else(gone)?;
+                let row = context.engine.reader().session(&id).await.map_err(engine::Error::from)?.ok_or_else(gone)?;
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
                 let agreed: SessionTerms = agreed;
                 // A session that never had a session stream is sent its whole outbox.
-                let outbox_delivered =
-                    if agreed.had_session_stream { context.engine.reader().outbox_end(&id).map_err(engine::Error::from)? } else { 0 };
+                let outbox_delivered = if agreed.had_session_stream {
+                    context.engine.reader().outbox_end(&id).await.map_err(engine::Error::from)?
+                } else {
+                    0
+                };
                 let session = self.keep(Session::new(&row, agreed, outbox_delivered));
                 // It may have ended since it was read.
-                if context.engine.reader().session(&id).map_err(engine::Error::from)?.is_none() {
+                if context.engine.reader().session(&id).await.map_err(engine::Error::from)?.is_none() {
                     self.close(&id);
                     return Err(gone());
                 }
@@ -241,8 +244,8 @@ impl Sessions {
         let now = context.engine.clock().now();
         let before = Timestamp::from_millis(now.as_millis() - i64::try_from(config.session_idle.as_millis()).unwrap_or(i64::MAX));
         let keep = config.sessions_per_caller.max(1) - 1;
-        let idle = || context.engine.reader().idle_sessions(caller, before, keep).map_err(engine::Error::from);
-        if !idle()?.is_empty() {
+        let idle = async || context.engine.reader().idle_sessions(caller, before, keep).await.map_err(engine::Error::from);
+        if !idle().await?.is_empty() {
             // Their last use is known better in memory than in the store.
             let mine: Vec<_> = self.map().values().filter(|session| session.caller == *caller).cloned().collect();
             for session in mine.iter().filter(|session| session.live().is_in_use()) {
@@ -251,7 +254,7 @@ impl Sessions {
             let used: Vec<_> = mine.into_iter().filter(|session| session.has_unstored_use()).collect();
             // All at once, so that they share a commit.
             futures_util::future::try_join_all(used.iter().map(|session| session.store(context))).await?;
-            for id in idle()? {
+            for id in idle().await? {
                 self.end_now(context, &id).await?;
             }
         }

@@ -98,7 +98,7 @@ impl SessionStream<'_> {
         if !session.terms().had_session_stream {
             session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
         } else if fresh {
-            self.reask_all()?;
+            self.reask_all().await?;
         }
         let config = &context.config.legacy;
         let mut changes = context.provider.changes();
@@ -162,8 +162,13 @@ impl SessionStream<'_> {
 
     /// Sends a page of the outbox; says whether there is nothing more to send for now.
     async fn deliver_outbox(&mut self) -> Result<bool, StreamEnd> {
-        let changes =
-            self.context.engine.reader().outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
+        let changes = self
+            .context
+            .engine
+            .reader()
+            .outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN)
+            .await
+            .map_err(engine::Error::from)?;
         let all = changes.len() < OUTBOX_PAGE_LEN;
         for change in changes {
             if self.session.is_withheld(change.task) || !self.deliver_change(change).await? {
@@ -178,7 +183,7 @@ impl SessionStream<'_> {
     /// Sends one entry of the outbox; `false` if that is not possible yet.
     async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
-        let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task))? else { return Ok(true) };
+        let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task).await)? else { return Ok(true) };
         let output = task.spec.outbox.as_ref().is_some_and(|follower| follower.output);
         let meta = render::related(change.task);
         let mut notes = NoteEncoder::new(outcome::progress_token(&task), None);
@@ -188,7 +193,7 @@ impl SessionStream<'_> {
         let (mut from, mut after) = (change.first_seq, Version(change.first_version.0 - 1).max(resumed));
         loop {
             let from_chunk = (output && from < change.end_seq).then_some(from);
-            let next = engine::skip_corrupt(log::read(engine, &self.session.caller, change.task, after, from_chunk).map(Some))?;
+            let next = engine::skip_corrupt(log::read(engine, &self.session.caller, change.task, after, from_chunk).await.map(Some))?;
             let mut page = match next {
                 Some(Next::Page(now, page)) => {
                     task = now;
@@ -248,7 +253,7 @@ impl SessionStream<'_> {
                         if let Event::Asked { key, request } = &logged.event
                             && task.open_questions().any(|(open, _)| open == key)
                         {
-                            messages.extend(self.question(change.task, key, request, replays));
+                            messages.extend(self.question(change.task, key, request, replays).await?);
                         }
                         messages
                     }
@@ -284,30 +289,31 @@ impl SessionStream<'_> {
     }
 
     /// A question as a request to the client; none if another stream has asked it.
-    fn question(&self, id: TaskId, key: &QuestionKey, asked: &Payload, replays: bool) -> Option<Vec<u8>> {
+    async fn question(&self, id: TaskId, key: &QuestionKey, asked: &Payload, replays: bool) -> Result<Option<Vec<u8>>, StreamEnd> {
         let agreed = self.session.terms();
         if missing_capabilities_of(asked, agreed.accepts).is_some()
             || !self.session.record_question_if_new(id, key, self.stream_token.get(), replays)
+            || !self.session.is_still_open(self.context, id, key).await?
         {
-            return None;
+            return Ok(None);
         }
         let again = self.session.reask(id, key);
-        render::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&render::related(id)))
+        Ok(render::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&render::related(id))))
     }
 
     /// Makes the stream ask all open questions of the session's tasks: a client that does not resume may have seen none of them.
-    fn reask_all(&self) -> Result<(), StreamEnd> {
+    async fn reask_all(&self) -> Result<(), StreamEnd> {
         let engine = &self.context.engine;
         let mut tasks = BTreeSet::new();
         let mut after = 0;
         loop {
-            let items = engine.reader().outbox(&self.session.id, after, OUTBOX_PAGE_LEN).map_err(engine::Error::from)?;
+            let items = engine.reader().outbox(&self.session.id, after, OUTBOX_PAGE_LEN).await.map_err(engine::Error::from)?;
             let Some(last) = items.last() else { break };
             after = last.position;
             tasks.extend(items.iter().map(|item| item.task));
         }
         for id in tasks {
-            if engine::skip_corrupt(engine.task(&self.session.caller, id))?.is_some_and(|task| task.asked_at.is_some()) {
+            if engine::skip_corrupt(engine.task(&self.session.caller, id).await)?.is_some_and(|task| task.asked_at.is_some()) {
                 self.session.release(id);
             }
         }
@@ -318,7 +324,7 @@ impl SessionStream<'_> {
     /// a later stream has to.
     async fn catch_up(&self, id: TaskId) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
-        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id))? else { return Ok(true) };
+        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id).await)? else { return Ok(true) };
         let Some(follower) = task.spec.outbox.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
         if let Some(from) = self.session.delivered_up_to(id) {
             if follower.output && !self.deliver_rest(id, from).await? {
@@ -334,9 +340,10 @@ impl SessionStream<'_> {
         if self.session.is_claimed(id) {
             return Ok(true);
         }
-        let messages: Vec<_> = task.open_questions().filter_map(|(key, asked)| self.question(id, key, asked, false)).collect();
-        for message in messages {
-            self.out.send(&message).await?;
+        for (key, asked) in task.open_questions() {
+            if let Some(message) = self.question(id, key, asked, false).await? {
+                self.out.send(&message).await?;
+            }
         }
         if task.ended.is_some() {
             self.session.forget(id);
@@ -349,7 +356,7 @@ impl SessionStream<'_> {
         let meta = render::related(id);
         loop {
             let cursor = Cursor::output(from, TURN_BYTES);
-            let Some(page) = engine::skip_corrupt(self.context.engine.page(id, cursor))? else { return Ok(false) };
+            let Some(page) = engine::skip_corrupt(self.context.engine.page(id, cursor).await)? else { return Ok(false) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
                 from = chunk.seq.next();

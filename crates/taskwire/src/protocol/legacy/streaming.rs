@@ -36,9 +36,9 @@ impl OutputPart {
 }
 
 /// Reads output from a seq on, without blocks before `block`; none if there is no such task.
-pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
+pub(super) async fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: usize) -> Result<Option<OutputPart>, engine::Error> {
     let cursor = Cursor::output(from, bytes);
-    let Some(page) = engine.page(id, cursor)? else { return Ok(None) };
+    let Some(page) = engine.page(id, cursor).await? else { return Ok(None) };
     let mut part = OutputPart { segments: Segments::default(), next: from, complete: false, more: page.more };
     for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
         part.segments.add(&chunk, block);
@@ -51,7 +51,7 @@ pub(super) fn read(engine: &Engine, id: TaskId, from: Seq, block: u64, bytes: us
 /// Reads the rest of the output of a task that has ended; `part` is its beginning.
 pub(super) async fn read_on(engine: &Engine, id: TaskId, mut part: OutputPart) -> Result<Option<OutputPart>, engine::Error> {
     while part.more {
-        let Some(next) = read(engine, id, part.next, 0, MERGE_BYTES)? else { return Ok(None) };
+        let Some(next) = read(engine, id, part.next, 0, MERGE_BYTES).await? else { return Ok(None) };
         part.segments.append(&next.segments);
         part = OutputPart { segments: part.segments, ..next };
         // The output may be large: let other requests run.
@@ -61,14 +61,14 @@ pub(super) async fn read_on(engine: &Engine, id: TaskId, mut part: OutputPart) -
 }
 
 /// The chunk that contains a block, or the next one that is still stored.
-pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, engine::Error> {
-    let span = engine.chunk_range(id)?;
+pub(super) async fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, engine::Error> {
+    let span = engine.chunk_range(id).await?;
     let (mut low, mut high) = (span.start.0, span.end.0);
     // Finds the last chunk that does not begin after the block.
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         let cursor = Cursor { after: Version(u64::MAX), from: Some(Seq(middle)), max_bytes: 0, max_chunks: 1 };
-        let page = engine.page(id, cursor)?;
+        let page = engine.page(id, cursor).await?;
         let first = page.and_then(|page| page.items.into_iter().find_map(LogItem::into_chunk)).map(|chunk| chunk.first_block);
         if first.is_some_and(|first| first <= block) { low = middle } else { high = middle }
     }
@@ -76,11 +76,11 @@ pub(super) fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<Seq, e
 }
 
 /// All blocks of a task's output, as one list.
-pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
-    let (mut list, mut from) = (String::from("["), engine.chunk_range(id)?.start);
+pub(super) async fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
+    let (mut list, mut from) = (String::from("["), engine.chunk_range(id).await?.start);
     loop {
         let cursor = Cursor::output(from, MERGE_BYTES);
-        let Some(page) = engine.page(id, cursor)? else { break };
+        let Some(page) = engine.page(id, cursor).await? else { break };
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             for block in render::blocks(chunk.blocks.as_str()) {
@@ -103,7 +103,7 @@ pub(super) fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::
 const MERGE_BYTES: usize = 1024 * 1024;
 
 /// The result that carries a part. The last one has the outcome.
-pub(super) fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with_task: bool) -> Result<Object, engine::Error> {
+pub(super) async fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with_task: bool) -> Result<Object, engine::Error> {
     let meta = json!({RELATED_TASK: {"taskId": task.id}});
     let shown = || render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
     let object = if with_task { Object::roomy().raw("task", &shown()) } else { Object::roomy() };
@@ -111,7 +111,7 @@ pub(super) fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with
     let Some(outcome) = task.outcome.as_ref().filter(|_| part.complete) else {
         return Ok(end(object.raw("partial-content", &part.segments.into_json()), false, false));
     };
-    let wrote = context.engine.chunk_range(task.id)?.end > Seq(0);
+    let wrote = context.engine.chunk_range(task.id).await?.end > Seq(0);
     Ok(match outcome {
         Outcome::Completed { result, is_error } => {
             let object = match structured(outcome) {
@@ -158,11 +158,11 @@ fn structured(outcome: &Outcome) -> Option<Value> {
 }
 
 /// The first response to a streamed call, and whether it contains the part; if not, that comes next.
-pub(super) fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart) -> Result<(Object, bool), engine::Error> {
+pub(super) async fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart) -> Result<(Object, bool), engine::Error> {
     let nothing = part.segments.is_empty() && !part.complete;
     match context.config.legacy.initial {
-        FirstAnswer::Partial => Ok((result(context, task, part, false)?, true)),
-        FirstAnswer::Both if !nothing => Ok((result(context, task, part, true)?, true)),
+        FirstAnswer::Partial => Ok((result(context, task, part, false).await?, true)),
+        FirstAnswer::Both if !nothing => Ok((result(context, task, part, true).await?, true)),
         FirstAnswer::Both | FirstAnswer::Task => {
             Ok((create_task_result(context, task, &json!({RELATED_TASK: {"taskId": task.id}})), false))
         }

@@ -226,7 +226,7 @@ impl<'a> TaskStream<'a> {
         let mut promote_delay: Sleep = engine.clock().sleep(self.promote_delay);
         tokio::pin!(drained, over, ending, reconnect, off);
         let session = self.session;
-        let mut beat = self.heartbeat()?;
+        let mut beat = self.heartbeat().await?;
         loop {
             let released = session.task_released.notified();
             let turn = match self.id.kind {
@@ -238,7 +238,7 @@ impl<'a> TaskStream<'a> {
                 Turn::More => continue,
                 Turn::Idle => {}
             }
-            if let Some(result) = self.hold_expiry_result()? {
+            if let Some(result) = self.hold_expiry_result().await? {
                 return self.respond_hold_expired(&result).await;
             }
             if std::mem::take(&mut self.progressed)
@@ -268,7 +268,7 @@ impl<'a> TaskStream<'a> {
                 Some(message) = self.unlogged.recv() => self.send(&message, false).await?,
                 _ = watch.changed() => {}
                 () = hold::heartbeat_due(&mut beat) => {
-                    let task = self.task()?;
+                    let task = self.task().await?;
                     if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref())) {
                         self.send(&message, false).await?;
                     }
@@ -347,8 +347,8 @@ impl<'a> TaskStream<'a> {
         Ok(())
     }
 
-    fn task(&self) -> Result<Option<Arc<Task>>, engine::Error> {
-        self.context.engine.task(&self.session.caller, self.id.task)
+    async fn task(&self) -> Result<Option<Arc<Task>>, engine::Error> {
+        self.context.engine.task(&self.session.caller, self.id.task).await
     }
 
     /// Sends messages that belong together: only the last has an event id.
@@ -367,7 +367,7 @@ impl<'a> TaskStream<'a> {
             self.ask_deferred().await?;
         }
         let from = (holds && self.wants_output()).then_some(self.cursor.seq);
-        let (task, page) = match log::read(&self.context.engine, &self.session.caller, self.id.task, self.cursor.version, from)? {
+        let (task, page) = match log::read(&self.context.engine, &self.session.caller, self.id.task, self.cursor.version, from).await? {
             Next::Page(task, page) => (task, page),
             Next::Behind => return Ok(Turn::Idle),
             Next::Expired => return Err(self.expired()),
@@ -414,7 +414,7 @@ impl<'a> TaskStream<'a> {
         if let Event::Asked { key, request } = &logged.event
             && is_open(task, key)
         {
-            messages.extend(self.question(key, request));
+            messages.extend(self.question(key, request).await?);
         }
         self.send_all(&messages).await
     }
@@ -445,7 +445,7 @@ impl<'a> TaskStream<'a> {
         }
         self.cursor.version = ended;
         let known = self.id.kind == StreamKind::Result;
-        let message = outcome::message(self.context, &self.id.request, task, known, self.waiter.as_ref())?;
+        let message = outcome::message(self.context, &self.id.request, task, known, self.waiter.as_ref()).await?;
         let answering = self.waiter.take().map(|waiter| waiter.on_response_sent(true));
         self.send(&message, true).await?;
         if let Some(answering) = answering {
@@ -460,8 +460,10 @@ impl<'a> TaskStream<'a> {
             return Ok(Turn::Done);
         }
         let engine = &self.context.engine;
-        let Some(mut part) = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES)? else { return Err(self.expired()) };
-        let Some(task) = self.task()? else { return Err(self.expired()) };
+        let Some(mut part) = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES).await? else {
+            return Err(self.expired());
+        };
+        let Some(task) = self.task().await? else { return Err(self.expired()) };
         // The copy in memory may lag behind the log; then a wake-up will come.
         part.complete &= task.ended.is_some();
         let (over, more, next) = (part.complete, part.more, part.next);
@@ -469,8 +471,8 @@ impl<'a> TaskStream<'a> {
             return Ok(Turn::Idle);
         }
         let (result, all) = match self.cursor.begun {
-            false => streaming::first_result(self.context, &task, part)?,
-            true => (streaming::result(self.context, &task, part, false)?, true),
+            false => streaming::first_result(self.context, &task, part).await?,
+            true => (streaming::result(self.context, &task, part, false).await?, true),
         };
         self.cursor.begun = true;
         if all {

@@ -44,21 +44,21 @@ fn task_id(params: &Params<'_>) -> Result<TaskId, Fault> {
     text(params.task_id, "taskId")?.parse().map_err(|_| not_found())
 }
 
-fn task(cx: &Cx<'_>, id: TaskId) -> Result<Arc<Task>, Fault> {
-    cx.context.engine.task(&cx.session.caller, id)?.filter(|task| !task.spec.hidden).ok_or_else(not_found)
+async fn task(cx: &Cx<'_>, id: TaskId) -> Result<Arc<Task>, Fault> {
+    cx.context.engine.task(&cx.session.caller, id).await?.filter(|task| !task.spec.hidden).ok_or_else(not_found)
 }
 
 fn shown(cx: &Cx<'_>, task: &Task) -> Object {
     render::task(Object::roomy(), task, cx.context.engine.clock().now(), &cx.context.config)
 }
 
-pub(super) fn get(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let task = task(cx, task_id(&cx.read()?)?)?;
+pub(super) async fn get(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let task = task(cx, task_id(&cx.read()?)?).await?;
     Ok(shown(cx, &task))
 }
 
 pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let id = task(cx, task_id(&cx.read()?)?)?.id;
+    let id = task(cx, task_id(&cx.read()?)?).await?.id;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
     let receipt = cx.context.engine.submit(id, Authority::Caller(cx.session.caller.clone()), command).await?;
     if !receipt.changed {
@@ -68,8 +68,8 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<Object, Fault> {
     Ok(shown(cx, &receipt.task))
 }
 
-pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
-    let TaskPage { tasks, next } = task_list::task_page(cx.context, &cx.session.caller, cx.raw_params, false)?;
+pub(super) async fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
+    let TaskPage { tasks, next } = task_list::task_page(cx.context, &cx.session.caller, cx.raw_params, false).await?;
     let tasks: Vec<String> = tasks.iter().map(|task| shown(cx, task).into_text()).collect();
     let object = Object::roomy().raw("tasks", &format!("[{}]", tasks.join(",")));
     Ok(match next {
@@ -81,7 +81,7 @@ pub(super) fn list(cx: &Cx<'_>) -> Result<Object, Fault> {
 pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let params: Params<'_> = cx.read()?;
     let id = task_id(&params)?;
-    let mut task = task(cx, id)?;
+    let mut task = task(cx, id).await?;
     if let Some(raw) = params.last_seq_nr.filter(|_| cx.session.terms().modes.is_some()) {
         return pull(cx, &task, raw).await;
     }
@@ -102,7 +102,7 @@ pub(super) async fn result(cx: &Cx<'_>) -> Result<Reply, Fault> {
         request.responded();
     }
     let permit = if task.spec.output_is_result { reply_permit(cx, &task).await? } else { None };
-    outcome::result(cx.context, &task, true, None).map(|object| with_permit(cx.reply(object), permit))
+    outcome::result(cx.context, &task, true, None).await.map(|object| with_permit(cx.reply(object), permit))
 }
 
 /// The output after a block (SEP-1905): all of it if the task has ended, else about as much as one response has.
@@ -111,8 +111,8 @@ async fn pull(cx: &Cx<'_>, task: &Arc<Task>, raw: &RawValue) -> Result<Reply, Fa
     let last = number.filter(|number| *number > 0).ok_or_else(|| Fault::params("`lastSeqNr` must be a whole number from 1 on"))?;
     let engine = &cx.context.engine;
     let block = last.saturating_add(1);
-    let from = streaming::chunk_of(engine, task.id, block)?;
-    let mut part = streaming::read(engine, task.id, from, block, cx.context.config.read_bytes)?.ok_or_else(not_found)?;
+    let from = streaming::chunk_of(engine, task.id, block).await?;
+    let mut part = streaming::read(engine, task.id, from, block, cx.context.config.read_bytes).await?.ok_or_else(not_found)?;
     let mut taken = None;
     if task.ended.is_some() && part.more {
         taken = reply_permit(cx, task).await?;

@@ -100,7 +100,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
         Started::Run(unstarted) => run(cx, &binding, (&plan, waiter), unstarted, forwarder).await,
     };
     if is_followup && done.is_ok() {
-        cx.context.calls.followed_up(cx.context, cx.caller, &arguments);
+        cx.context.calls.followed_up(cx.context, cx.caller, &arguments).await;
     }
     done
 }
@@ -129,7 +129,7 @@ async fn run(
     mut forwarder: NoteForwarder<'_, '_>,
 ) -> Result<MethodResult, Fault> {
     let wait = forwarder.wait;
-    forwarder.set_task(unstarted.run().id(), false);
+    forwarder.set_task(unstarted.run().id(), false).await;
     if wait.promote_on_output {
         unstarted.run().promote_on_output();
     }
@@ -137,7 +137,7 @@ async fn run(
         forwarder.due_after = Some(wait.promote_delay.unwrap_or(wait.hidden_promote_delay));
     }
     let settled = wait::run(cx.context, &mut unstarted, Some(&waiter), wait.hold, &mut forwarder).await?;
-    forwarder.forward_rest();
+    forwarder.forward_rest().await;
     match settled {
         Settled::Ended { end: RunEnd::Outcome(outcome), at_once } => {
             let result = match hold::loose_failure_result(cx.context, &plan.spec, &outcome) {
@@ -179,12 +179,12 @@ async fn wait_for_task(
     mut forwarder: NoteForwarder<'_, '_>,
     waiter: Waiter,
 ) -> Result<MethodResult, Fault> {
-    forwarder.set_task(id, joined);
+    forwarder.set_task(id, joined).await;
     (forwarder.due_after, forwarder.due) = (forwarder.wait.promote_delay, None);
     let waited = wait::follow(cx.context, id, &waiter, forwarder.wait.hold, &mut forwarder).await;
-    forwarder.forward_rest();
+    forwarder.forward_rest().await;
     match waited? {
-        Waited::Ended(task) => ended_task_result(cx, &task, waiter),
+        Waited::Ended(task) => ended_task_result(cx, &task, waiter).await,
         Waited::Handle(task) => Ok(handle(cx, &task, waiter)),
         Waited::Questions(task) => {
             let questions = task.open_questions().map(|(key, request)| (key.as_str(), request));
@@ -204,8 +204,8 @@ fn is_cut(task: &Task, outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Completed { result, .. } if result.as_str().contains(&uri))
 }
 
-fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodResult, Fault> {
-    let ended = match (hold::failure_result(cx.context, task), &task.outcome) {
+async fn ended_task_result(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> Result<MethodResult, Fault> {
+    let ended = match (hold::failure_result(cx.context, task).await, &task.outcome) {
         (Some(result), _) => Ok(complete_result(&waiter.with_joined_text(result), cx.context)),
         (None, Some(Outcome::Completed { result, .. })) => Ok(complete_result(&waiter.with_joined_text(result.clone()), cx.context)),
         (None, Some(outcome)) => outcome_result(cx, outcome),
@@ -229,10 +229,10 @@ async fn resume_with_answers(
     wait: WaitPlan,
 ) -> Result<MethodResult, Fault> {
     let engine = &cx.context.engine;
-    let task = engine.require_task(cx.caller, id)?;
+    let task = engine.require_task(cx.caller, id).await?;
     let answers = for_task(&task, resumed.answers)?;
     // A task with an idempotency key needs nobody to wait for it.
-    let waiter = Waiter::resume(cx.context, None, &task);
+    let waiter = Waiter::resume(cx.context, None, &task).await;
     if task.spec.idempotency_key.is_some() {
         waiter.clone().responded(false);
     }
@@ -357,8 +357,8 @@ impl CallEra for NoteForwarder<'_, '_> {
                     Some(note) => self.forward(&note),
                     None => self.notes = None,
                 },
-                () = changed(self.progress_watch.as_ref()) => self.send_stored_progress(),
-                () = hold::heartbeat_due(&mut self.heartbeat) => self.send_heartbeat(),
+                () = changed(self.progress_watch.as_ref()) => self.send_stored_progress().await,
+                () = hold::heartbeat_due(&mut self.heartbeat) => self.send_heartbeat().await,
                 () = passed(&mut self.due) => {
                     self.due = None;
                     return Ok(Wake::Due);
@@ -371,14 +371,14 @@ impl CallEra for NoteForwarder<'_, '_> {
         self.wait.promote_on_output
     }
 
-    fn respond_early(&self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
+    async fn respond_early(&mut self, task: &Arc<Task>, due: bool) -> Result<Option<Waited>, Fault> {
         let WaitPlan { promote_delay, promote_on_output: eager, hold, .. } = self.wait;
         if let Some(outcome) = &task.outcome {
             // A caller that reads partials gets the task if the result contains only a part of the output.
             return Ok((eager && is_cut(task, outcome)).then(|| Waited::Handle(task.clone())));
         }
         let asks = task.asked_at.is_some();
-        if due || (promote_delay.is_some() && asks) || (eager && self.cx.context.engine.chunk_range(task.id)?.end > Seq(0)) {
+        if due || (promote_delay.is_some() && asks) || (eager && self.cx.context.engine.chunk_range(task.id).await?.end > Seq(0)) {
             return Ok(Some(Waited::Handle(task.clone())));
         }
         Ok((asks && !hold.is_some_and(|hold| hold.has_unsupported_question(task))).then(|| Waited::Questions(task.clone())))
@@ -395,21 +395,21 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
     }
 
     /// Names the task; `reads_progress` if another call gets its notes.
-    fn set_task(&mut self, id: TaskId, reads_progress: bool) {
+    async fn set_task(&mut self, id: TaskId, reads_progress: bool) {
         self.task = Some(id);
         if reads_progress && self.encoder.progress_token.is_some() {
             self.progress_watch = Some(self.cx.context.engine.watch(vec![id], false));
-            self.send_stored_progress();
+            self.send_stored_progress().await;
         }
     }
 
     /// Forwards the notes that are there, because they go before the response.
-    fn forward_rest(&mut self) {
+    async fn forward_rest(&mut self) {
         while let Some(Ok(note)) = self.notes.as_mut().map(mpsc::Receiver::try_recv) {
             self.forward(&note);
         }
         if self.progress_watch.is_some() {
-            self.send_stored_progress();
+            self.send_stored_progress().await;
         }
     }
 
@@ -428,12 +428,12 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
     }
 
     /// The task as it is now; none while the run is loose.
-    fn current_task(&self) -> Option<Arc<Task>> {
-        self.cx.context.engine.task(self.cx.caller, self.task?).ok()?
+    async fn current_task(&mut self) -> Option<Arc<Task>> {
+        self.cx.context.engine.task(self.cx.caller, self.task?).await.ok()?
     }
 
-    fn send_stored_progress(&mut self) {
-        if let Some(task) = self.current_task()
+    async fn send_stored_progress(&mut self) {
+        if let Some(task) = self.current_task().await
             && let Some(progress) = task.progress
         {
             let message = self.encoder.progress(progress, task.message.as_deref(), None);
@@ -441,8 +441,8 @@ impl<'a, 'c> NoteForwarder<'a, 'c> {
         }
     }
 
-    fn send_heartbeat(&mut self) {
-        let task = self.current_task();
+    async fn send_heartbeat(&mut self) {
+        let task = self.current_task().await;
         let message = self.heartbeat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref()));
         self.send(message, true);
     }

@@ -102,11 +102,14 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let mut owned = BTreeMap::new();
     for id in ids {
         // Another caller's task is left out, just like one that does not exist.
-        if engine::skip_corrupt(cx.context.engine.owner(id))?.is_none_or(|owner| owner != *cx.caller) {
+        if engine::skip_corrupt(cx.context.engine.owner(id).await)?.is_none_or(|owner| owner != *cx.caller) {
             continue;
         }
         // A corrupt task is left out, too. A client that asks for it by `tasks/get` gets the error.
-        let output = outputs.remove(&id).map(|from| output_range(cx, id, from)).transpose();
+        let output = match outputs.remove(&id) {
+            Some(from) => output_range(cx, id, from).await.map(Some),
+            None => Ok(None),
+        };
         if let Some(output) = engine::skip_corrupt(output.map(Some))? {
             owned.insert(id, TaskSubscription { wants_status: status_ids.contains(&id), output });
         }
@@ -149,8 +152,8 @@ struct OutputRange {
     next: Seq,
 }
 
-fn output_range(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<OutputRange, engine::Error> {
-    let span = cx.context.engine.chunk_range(id)?;
+async fn output_range(cx: &Cx<'_>, id: TaskId, from: Option<Seq>) -> Result<OutputRange, engine::Error> {
+    let span = cx.context.engine.chunk_range(id).await?;
     Ok(OutputRange { from: from.map_or(span.end, |from| from.max(span.start)), next: span.end })
 }
 
@@ -256,7 +259,7 @@ impl ListenStream<'_, '_> {
 
     /// Begins to follow a task, if there will be anything to send. Only running tasks are kept, because results can be large.
     async fn follow(&self, id: TaskId, asked: &TaskSubscription) -> Result<Option<FollowedTask>, StreamEnd> {
-        let Some(task) = engine::skip_corrupt(self.cx.context.engine.task(self.cx.caller, id))? else { return Ok(None) };
+        let Some(task) = engine::skip_corrupt(self.cx.context.engine.task(self.cx.caller, id).await)? else { return Ok(None) };
         let next = asked.output.map(|begin| begin.from);
         let over = task.ended.is_some();
         // The final status comes after the output.
@@ -281,7 +284,7 @@ impl ListenStream<'_, '_> {
         let Some(followed) = tasks.get_mut(&id) else { return Ok(Turn::Idle) };
         followed.queued = false;
         let engine = &self.cx.context.engine;
-        let (now, page) = match log::read(engine, self.cx.caller, id, followed.read, followed.next_seq) {
+        let (now, page) = match log::read(engine, self.cx.caller, id, followed.read, followed.next_seq).await {
             Ok(Next::Page(task, page)) => (task, page),
             Ok(Next::Behind) => return Ok(Turn::Idle),
             // Removed before its end could be sent.

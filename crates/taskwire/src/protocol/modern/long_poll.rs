@@ -51,7 +51,7 @@ pub(super) fn span(cx: &Cx<'_>, ms: u64) -> Duration {
 
 async fn changed(cx: &Cx<'_>, id: TaskId, known: Version, mut waiting: LongPoll<'_, '_>) -> Result<Arc<Task>, Fault> {
     loop {
-        let task = cx.context.engine.task(cx.caller, id)?.ok_or_else(not_found)?;
+        let task = cx.context.engine.task(cx.caller, id).await?.ok_or_else(not_found)?;
         if task.ended.is_some() || task.visible_version != known || !waiting.woken().await {
             return Ok(task);
         }

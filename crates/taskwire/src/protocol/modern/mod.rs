@@ -160,7 +160,7 @@ async fn respond(
         "tasks/cancel" => tasks::cancel(&cx).await,
         "subscriptions/listen" => listen::listen(&cx).await,
         "dev.taskwire/partials/read" => partials::read(&cx).await,
-        "dev.taskwire/tasks/list" => tasks::list(&cx),
+        "dev.taskwire/tasks/list" => tasks::list(&cx).await,
         "server/discover" => Ok(catalog::discover(&cx).into()),
         "tools/list" => catalog::tools(&cx).map(Into::into),
         "prompts/get" => catalog::prompt(&cx).await.map(Into::into),

@@ -41,13 +41,13 @@ pub(super) async fn read(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let span = long_poll::span(cx, number(read.wait_ms, "waitMs", 0)?);
     let engine = &cx.context.engine;
-    if engine.task(cx.caller, id)?.is_none() {
+    if engine.task(cx.caller, id).await?.is_none() {
         return Err(not_found());
     }
     let cursor = Cursor { after: Version(u64::MAX), from: Some(from), max_bytes: cx.context.config.read_bytes, max_chunks: limit };
     let mut waiting = None;
     loop {
-        let page = engine.page(id, cursor)?.ok_or_else(not_found)?;
+        let page = engine.page(id, cursor).await?.ok_or_else(not_found)?;
         if page.items.is_empty() && !page.ended && !span.is_zero() {
             // Begin to watch, then read again, so that no change is missed.
             let go_on = match &mut waiting {

@@ -41,7 +41,7 @@ pub(super) fn not_found() -> Fault {
 pub(super) async fn get(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.needs_tasks()?;
     let engine = &cx.context.engine;
-    let task = engine.task(cx.caller, task_id(cx)?)?.ok_or_else(not_found)?;
+    let task = engine.task(cx.caller, task_id(cx)?).await?.ok_or_else(not_found)?;
     let task = long_poll::for_change(cx, task).await?;
     let object = typed("complete");
     let object = if cx.meta.partials {
@@ -54,9 +54,9 @@ pub(super) async fn get(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
 }
 
 /// `dev.taskwire/tasks/list`: all tasks of the caller, the latest first.
-pub(super) fn list(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
+pub(super) async fn list(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.needs_list()?;
-    let TaskPage { tasks, next } = task_list::task_page(cx.context, cx.caller, cx.raw_params, true)?;
+    let TaskPage { tasks, next } = task_list::task_page(cx.context, cx.caller, cx.raw_params, true).await?;
     let (now, poll) = (cx.context.engine.clock().now(), cx.context.config.poll_interval);
     let tasks: Vec<String> =
         tasks.iter().map(|task| render::task(Object::open(), task, now, poll).put("tool", &*task.spec.tool).into_text()).collect();
@@ -72,7 +72,7 @@ pub(super) async fn update(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let id = task_id(cx)?;
     let raw = cx.params.input_responses.ok_or_else(|| Fault::params("`inputResponses` is missing"))?;
     let (answers, engine) = (answers(raw)?, &cx.context.engine);
-    let task = engine.task(cx.caller, id)?.ok_or_else(not_found)?;
+    let task = engine.task(cx.caller, id).await?.ok_or_else(not_found)?;
     let answers = for_task(&task, answers)?;
     if !answers.is_empty() {
         engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;

@@ -119,7 +119,7 @@ fn no_reader_is_told_that_a_task_never_was_because_the_database_was_cut_short() 
         lab.run(&mut driver, &make(spec(), vec![]));
         let reader = lab.reader();
         harm(&lab.dir.0.join("tasks.db"));
-        let lost = reader.task(driver.id);
+        let lost = reader.task(driver.id).wait();
         assert!(matches!(lost, Err(Error::Tampered { .. })), "{n}: {lost:?}");
     }
 }
@@ -230,7 +230,7 @@ fn a_store_of_the_first_format_is_taken_over() {
     tool(&lab).execute(older, []).expect("the head is as it once was");
     let loaded = lab.store().load_now(driver.id).expect("the task is loaded").expect("it is there");
     assert_eq!((loaded.visible_version, loaded.version), (Version(0), driver.task.as_ref().expect("it is there").version));
-    let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).expect("chunks are read");
+    let kept = lab.reader().chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read");
     assert_eq!(kept.iter().map(|chunk| (chunk.seq.0, chunk.first_block)).collect::<Vec<_>>(), [(0, 1), (1, 3), (2, 4)]);
 }
 
@@ -313,8 +313,8 @@ fn damaged_data_is_an_error_that_names_its_task() {
     tool(&lab).execute("UPDATE log SET event = 'x' WHERE task = ?", [id]).expect("the event is damaged");
     let errors = [
         lab.store().load_now(driver.id).expect_err("no task"),
-        lab.reader().task(driver.id).expect_err("no head"),
-        lab.reader().event(driver.id, Version(1)).expect_err("no event"),
+        lab.reader().task(driver.id).wait().expect_err("no head"),
+        lab.reader().event(driver.id, Version(1)).wait().expect_err("no event"),
     ];
     for error in errors {
         assert!(matches!(&error, Error::Corrupt { subject, .. } if *subject == format!("task {}", driver.id)), "{error}");
@@ -351,7 +351,7 @@ fn rows_of_format_3_are_taken_over_and_have_a_checksum_from_their_next_change_on
     let counted = lab.usage()[&CallerId::new("me")];
     assert!(counted.open == 1 && counted.bytes > 0, "they count, if only by and large: {counted:?}");
     assert_eq!(lab.session("one"), Some(session("one", "me", 1)));
-    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).expect("the key is read"), Some(driver.id));
+    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).wait().expect("the key is read"), Some(driver.id));
     let unsummed = |lab: &Lab<SqliteStore>, table: &str| -> u64 {
         tool(lab)
             .query_row(&format!("SELECT count(*) FROM {table} WHERE checksum IS NULL"), [], |row| row.get(0))
@@ -372,18 +372,19 @@ fn looks(lab: &mut Lab<SqliteStore>, id: TaskId) -> Vec<(&'static str, Result<St
     let (me, one) = (CallerId::new("me"), SessionId::new("one"));
     vec![
         ("load", lab.store().load_now(id).map(|task| format!("{task:?}"))),
-        ("key", reader.by_key(CallKey::Idempotency(&me, "k")).map(|key| format!("{key:?}"))),
-        ("task", reader.task(id).map(|task| format!("{task:?}"))),
-        ("owner", reader.owner(id).map(|owner| format!("{owner:?}"))),
-        ("created", reader.event(id, Version(1)).map(|event| format!("{event:?}"))),
+        ("key", reader.by_key(CallKey::Idempotency(&me, "k")).wait().map(|key| format!("{key:?}"))),
+        ("task", reader.task(id).wait().map(|task| format!("{task:?}"))),
+        ("owner", reader.owner(id).wait().map(|owner| format!("{owner:?}"))),
+        ("created", reader.event(id, Version(1)).wait().map(|event| format!("{event:?}"))),
         (
             "page",
             reader
                 .page(id, Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: 9 })
+                .wait()
                 .map(|page| format!("{page:?}")),
         ),
-        ("span", reader.chunk_range(id).map(|span| format!("{span:?}"))),
-        ("session", reader.session(&one).map(|session| format!("{session:?}"))),
+        ("span", reader.chunk_range(id).wait().map(|span| format!("{span:?}"))),
+        ("session", reader.session(&one).wait().map(|session| format!("{session:?}"))),
     ]
 }
 
@@ -476,7 +477,7 @@ fn a_key_whose_task_is_gone_is_no_reason_to_end_the_server() {
     lab.run(&mut gone, &keyed());
     tool(&lab).execute_batch("DELETE FROM task; DELETE FROM log;").expect("its rows are gone");
     lab.run(&mut next, &keyed());
-    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).expect("the key is read"), Some(next.id));
+    assert_eq!(lab.reader().by_key(CallKey::Idempotency(&CallerId::new("me"), "k")).wait().expect("the key is read"), Some(next.id));
 }
 
 #[test]
@@ -502,12 +503,12 @@ fn a_store_that_an_earlier_program_wrote_is_taken_over() {
     assert!(store.epoch() > Epoch(1), "this is a later start");
     let reader = store.reader();
     let me = CallerId::new("local");
-    let ids = reader.tasks_of(&me, None, 100).expect("tasks are listed");
+    let ids = reader.tasks_of(&me, None, 100).wait().expect("tasks are listed");
     let mut seen = Vec::new();
     for id in ids.iter().rev() {
         let task = store.load_now(*id).expect("it is loaded").expect("it is listed");
-        assert_eq!(reader.task(*id).expect("it is read").as_ref(), Some(&task));
-        let chunks = reader.chunks(*id, Seq(0), usize::MAX, usize::MAX).expect("output is read");
+        assert_eq!(reader.task(*id).wait().expect("it is read").as_ref(), Some(&task));
+        let chunks = reader.chunks(*id, Seq(0), usize::MAX, usize::MAX).wait().expect("output is read");
         assert_eq!(chunks.len() as u64, task.output.next_seq.0, "all of its output is there");
         seen.push((task.spec.tool.to_string(), task.status().as_str(), chunks.len()));
     }
@@ -521,14 +522,14 @@ fn a_store_that_an_earlier_program_wrote_is_taken_over() {
         ("work", "completed", 3),
     ];
     assert_eq!(seen, expected.map(|(tool, status, chunks)| (tool.to_owned(), status, chunks)));
-    assert_eq!(reader.by_key(CallKey::Idempotency(&me, "key-4")).expect("the key is read"), Some(ids[2]));
+    assert_eq!(reader.by_key(CallKey::Idempotency(&me, "key-4")).wait().expect("the key is read"), Some(ids[2]));
     let shared = store.load_now(ids[1]).expect("it is loaded").expect("it is there");
     let fingerprint = shared.spec.fingerprint.as_deref().expect("it is deduped");
     let key = CallKey::Dedupe(&me, shared.spec.hidden, fingerprint);
-    assert_eq!(reader.by_key(key).expect("the key is read"), Some(shared.id), "what runs can be joined");
+    assert_eq!(reader.by_key(key).wait().expect("the key is read"), Some(shared.id), "what runs can be joined");
     let saved = store.load_now(ids[5]).expect("it is loaded").expect("it is there").checkpoint_version.expect("it has a checkpoint");
-    assert_eq!(reader.event(ids[5], saved).expect("it is read"), Some(Event::Saved { checkpoint: json!({"at": 7}).into() }));
-    assert_eq!(reader.open_tasks(None, 100).expect("open tasks are listed").len(), 3);
+    assert_eq!(reader.event(ids[5], saved).wait().expect("it is read"), Some(Event::Saved { checkpoint: json!({"at": 7}).into() }));
+    assert_eq!(reader.open_tasks(None, 100).wait().expect("open tasks are listed").len(), 3);
 }
 
 #[test]
@@ -540,5 +541,5 @@ fn a_damaged_task_of_an_earlier_program_does_not_keep_its_store_closed() {
         .execute("UPDATE task SET head = 'no JSON' WHERE open = 1", [])
         .expect("damaged");
     let store = SqliteStore::open(&dir.0).expect("it opens");
-    assert_eq!(store.reader().open_tasks(None, 10).expect("open tasks are listed").len(), 3, "and the others can be read");
+    assert_eq!(store.reader().open_tasks(None, 10).wait().expect("open tasks are listed").len(), 3, "and the others can be read");
 }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use taskwire::{
     clock::ManualClock,
@@ -65,14 +66,14 @@ impl HoldFixture {
     }
 
     pub(super) fn open(&self) -> Vec<TaskId> {
-        self.server.server.engine().reader().open_tasks(None, 10).expect("readable")
+        self.server.server.engine().reader().open_tasks(None, 10).now_or_never().expect("at once").expect("readable")
     }
 
     /// A task as callers see it: what is stored is a moment older than that.
     pub(super) fn task(&self, id: TaskId) -> Arc<Task> {
         let engine = self.server.server.engine();
-        let stored = engine.reader().task(id).expect("readable").expect("still there");
-        engine.task(&stored.spec.caller, id).expect("readable").expect("still there")
+        let stored = engine.reader().task(id).now_or_never().expect("at once").expect("readable").expect("still there");
+        engine.task(&stored.spec.caller, id).now_or_never().expect("at once").expect("readable").expect("still there")
     }
 
     /// Waits until a task has this status.

@@ -146,7 +146,7 @@ async fn a_list_has_the_tasks_of_both_eras_and_no_calls_that_are_none() {
     let mut made = vec![legacy.start("slow", json!({})).await, client.start("slow", json!({})).await];
     let calling = tokio::spawn(async move { plain.call("saves", json!({})).await });
     with_timeout("the start", gate.started.wait()).await;
-    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 3, "there is one to hide");
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).await.expect("readable").len(), 3, "there is one to hide");
     let mut shown = listed(&legacy.ok("tasks/list", json!({})).await);
     made.sort();
     shown.sort();

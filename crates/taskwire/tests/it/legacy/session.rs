@@ -686,7 +686,7 @@ async fn nobody_is_asked_in_a_batch() {
     let answer = &answers[0];
     assert_eq!(answer["id"], 1);
     assert!(answer["error"]["code"] == -32600 || answer["result"]["isError"] == true, "{answer}");
-    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 0, "nothing waits for an answer");
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).await.expect("readable").len(), 0, "nothing waits for an answer");
     // Alone, the same call asks.
     let mut sse = legacy.stream("tools/call", json!({"name": "asks"})).await;
     let question = sse.until("sampling/createMessage").await;

@@ -532,7 +532,7 @@ async fn calls_that_are_no_tasks_to_their_caller_are_never_listed() {
     let caller = legacy.clone();
     let calling = tokio::spawn(async move { caller.call("saves", json!({})).await });
     with_timeout("the start", gate.started.wait()).await;
-    assert_eq!(server.server.engine().reader().open_tasks(None, 10).expect("readable").len(), 1, "there is something to hide");
+    assert_eq!(server.server.engine().reader().open_tasks(None, 10).await.expect("readable").len(), 1, "there is something to hide");
     assert_eq!(legacy.ok("tasks/list", json!({})).await, json!({"tasks": []}));
     gate.go.send();
     let result = with_timeout("the result", calling).await.expect("no panic");

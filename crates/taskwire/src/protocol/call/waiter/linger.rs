@@ -44,14 +44,14 @@ pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) 
     if matches!(&work, RunOrTask::Run(run) if matches!(run.phase(), Phase::Done(RunEnd::Suspended(_)))) {
         return;
     }
-    // Before the registry is locked, because it may be read from the store.
-    let key = if counted { None } else { waiting.dedupe_key_of(&work) };
+    let key = if counted { None } else { waiting.dedupe_key().cloned() };
     let (ready, is_ready) = watch::channel(false);
     let turn = context.calls.begin_linger(context, id, counted, key, is_ready);
     let Some(linger_count) = turn else { return };
     let lingering = LingeringWork { caller: waiting.caller.clone(), tool: waiting.tool.clone(), id, linger: waiting.linger, linger_count };
     let context = context.clone();
     context.engine.clone().spawn(async move {
+        context.calls.prune(&context).await;
         let kept = lingering.save(&context, work, ready).await;
         // The context must not be kept alive while the work lingers: the server may end meanwhile.
         let (weak, watch) = (Arc::downgrade(&context), context.engine.watch(vec![lingering.id], false));
@@ -112,7 +112,7 @@ impl LingeringWork {
     async fn watch_over(&self, weak: Weak<Context>, watch: Watch<TaskId>) {
         loop {
             let Some(context) = weak.upgrade() else { return };
-            let Some(wait) = self.time_left(&context) else { return };
+            let Some(wait) = self.time_left(&context).await else { return };
             let sleep = context.engine.clock().sleep(wait);
             drop(context);
             tokio::select! {
@@ -123,12 +123,12 @@ impl LingeringWork {
     }
 
     /// How long until the next look; none if there is nothing to watch over any more.
-    fn time_left(&self, context: &Context) -> Option<Duration> {
+    async fn time_left(&self, context: &Context) -> Option<Duration> {
         let (engine, calls, id) = (&context.engine, &context.calls, self.id);
         let now = engine.clock().now();
         // None if a call joined it, or a caller knows it.
         let since = calls.lingering_since(id, self.linger_count)?;
-        let task = engine.any_task(id).ok().flatten();
+        let task = engine.any_task(id).await.ok().flatten();
         let rest = match task.as_ref().map(|task| task.ended) {
             // The same call gets the outcome, for a while.
             Some(Some((at, _))) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),

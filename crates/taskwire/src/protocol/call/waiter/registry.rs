@@ -258,12 +258,12 @@ impl CallRegistry {
 
     /// Registers a task that recovery took over; none when these were all. The same call finds it, even if it ended meanwhile, because
     /// nobody knows whether its caller got the result.
-    pub(crate) fn add_recovered(&self, context: &Context, task: Option<&Arc<Task>>) {
+    pub(crate) async fn add_recovered(&self, context: &Context, task: Option<Arc<Task>>) {
         let Some(task) = task else {
             self.recovered.send_replace(true);
             return;
         };
-        match stored_key(context, task) {
+        match stored_key(context, &task).await {
             Err(error) => tracing::warn!(task = %task.id, %error, "an open task could not be read: the same call will not find it"),
             Ok(None) => {}
             Ok(Some(key)) => {
@@ -279,8 +279,8 @@ impl CallRegistry {
     }
 
     /// Counts one more waiter of a task that calls share, and lets others join it.
-    pub(super) fn add_deduped(&self, context: &Context, key: DedupeKey, id: TaskId) {
-        self.prune(context);
+    pub(super) async fn add_deduped(&self, context: &Context, key: DedupeKey, id: TaskId) {
+        self.prune(context).await;
         self.with(|known| match known.joinable.get_mut(&id) {
             Some(joinable) => joinable.waiters += 1,
             None => known.insert(id, JoinableWork { dedupe: true, waiters: 1, ..JoinableWork::new(key, context) }),
@@ -288,17 +288,28 @@ impl CallRegistry {
     }
 
     /// Removes what nobody can join any more, if that is due.
-    fn prune(&self, context: &Context) {
-        self.with(|known| {
+    pub(super) async fn prune(&self, context: &Context) {
+        let awaited_by_none = self.with(|known| {
             if !known.prune.is_due(known.joinable.len()) {
-                return;
+                return Vec::new();
             }
-            let gone = |(id, joinable): (&TaskId, &JoinableWork)| {
-                let task = context.engine.task(&joinable.key.caller, *id);
-                let kept = joinable.waiters > 0 || matches!(task, Ok(Some(task)) if is_joinable(context, &task));
-                (!kept).then_some(*id)
-            };
-            let gone: Vec<TaskId> = known.joinable.iter().filter_map(gone).collect();
+            // Nobody else looks at the same time.
+            known.prune.pruned(known.joinable.len());
+            let none_waits = known.joinable.iter().filter(|(_, joinable)| joinable.waiters == 0);
+            none_waits.map(|(id, joinable)| (*id, joinable.key.caller.clone())).collect()
+        });
+        if awaited_by_none.is_empty() {
+            return;
+        }
+        let mut gone = Vec::new();
+        for (id, caller) in awaited_by_none {
+            if !matches!(context.engine.task(&caller, id).await, Ok(Some(task)) if is_joinable(context, &task)) {
+                gone.push(id);
+            }
+        }
+        self.with(|known| {
+            // A call may have joined it meanwhile.
+            gone.retain(|id| known.joinable.get(id).is_some_and(|joinable| joinable.waiters == 0));
             gone.into_iter().for_each(|id| known.remove(id));
             known.prune.pruned(known.joinable.len());
         });
@@ -341,7 +352,6 @@ impl CallRegistry {
     /// A call ended without an answer. If nobody waits for its work now, the work begins to linger: says how often it did. Without a `key`
     /// the same call cannot find it.
     pub(super) fn begin_linger(&self, context: &Context, id: TaskId, counted: bool, key: Option<DedupeKey>, ready: Ready) -> Option<u64> {
-        self.prune(context);
         let turn = self.with(|known| {
             match known.joinable.get_mut(&id) {
                 // Another call got the outcome meanwhile.
@@ -406,12 +416,13 @@ impl CallRegistry {
     }
 
     /// A caller used a follow-up tool with these arguments. If the task has ended, the caller knows the outcome now.
-    pub(in crate::protocol) fn followed_up(&self, context: &Context, caller: &CallerId, arguments: &Value) {
+    pub(in crate::protocol) async fn followed_up(&self, context: &Context, caller: &CallerId, arguments: &Value) {
         if self.is_empty() {
             return;
         }
         let id = arguments["task_id"].as_str().and_then(followup::read_id);
-        if let Some(Ok(Some(task))) = id.map(|id| context.engine.task(caller, id)) {
+        let Some(id) = id else { return };
+        if let Ok(Some(task)) = context.engine.task(caller, id).await {
             if task.ended.is_some() { self.forget(task.id) } else { self.touch(context, task.id) }
         }
     }
@@ -425,15 +436,15 @@ impl JoinableWork {
 }
 
 /// The arguments of a stored task.
-pub(super) fn stored_arguments(context: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
-    Ok(match context.engine.reader().event(id, Version(1))? {
+pub(super) async fn stored_arguments(context: &Context, id: TaskId) -> Result<Option<Payload>, engine::Error> {
+    Ok(match context.engine.reader().event(id, Version(1)).await? {
         Some(Event::Created { arguments: request, .. }) => Some(request),
         _ => None,
     })
 }
 
 /// The key by which the same call finds a stored task; none if it cannot.
-fn stored_key(context: &Context, task: &Task) -> Result<Option<DedupeKey>, engine::Error> {
+async fn stored_key(context: &Context, task: &Task) -> Result<Option<DedupeKey>, engine::Error> {
     let spec = &task.spec;
     if let Some(fingerprint) = spec.fingerprint.clone() {
         return Ok(Some(DedupeKey { caller: spec.caller.clone(), hidden: spec.hidden, fingerprint }));
@@ -442,7 +453,7 @@ fn stored_key(context: &Context, task: &Task) -> Result<Option<DedupeKey>, engin
     if !spec.lingers || !spec.hidden || spec.idempotency_key.is_some() {
         return Ok(None);
     }
-    Ok(stored_arguments(context, task.id)?.map(|request| DedupeKey::of(context, &spec.caller, true, &spec.tool, &request)))
+    Ok(stored_arguments(context, task.id).await?.map(|request| DedupeKey::of(context, &spec.caller, true, &spec.tool, &request)))
 }
 
 /// Whether the same call gets this task: one that runs, or for a while one whose result nobody got.

@@ -230,7 +230,7 @@ impl Call<'_, '_> {
         let cancelled = request.is_cancelled();
         request.responded();
         if hold::is_followup(cx.context, &self.tool) {
-            cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments);
+            cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments).await;
         }
         let result = match (hold::loose_failure_result(cx.context, spec, &outcome).filter(|_| !cancelled), outcome) {
             (Some(result), _) | (None, Outcome::Completed { result, .. }) => Ok(result),
@@ -261,7 +261,7 @@ impl Call<'_, '_> {
             let waited = wait::follow(cx.context, task.id, &waiter, hold, &mut hearing).await;
             request.responded();
             return match waited? {
-                Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)) {
+                Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)).await {
                     Ok(object) => Ok(cx.reply(object).on_sent(Some(waiter.on_response_sent(true)))),
                     Err(fault) => {
                         waiter.responded(true);

@@ -23,11 +23,11 @@ impl TaskStream<'_> {
     }
 
     /// Heartbeats, for a call whose caller wants progress.
-    pub(super) fn heartbeat(&self) -> Result<Option<Heartbeat>, StreamEnd> {
+    pub(super) async fn heartbeat(&self) -> Result<Option<Heartbeat>, StreamEnd> {
         if self.id.kind != StreamKind::Call || self.encoder.progress_token.is_none() || !self.context.config.followups {
             return Ok(None);
         }
-        let (clock, task) = (self.context.engine.clock(), self.task()?);
+        let (clock, task) = (self.context.engine.clock(), self.task().await?);
         let now = clock.now();
         let work = task.as_deref().map_or(now, |task| task.began_at());
         let call_started_at = self.request.and_then(RequestGuard::call_start).map_or(work, |(began, _)| began);
@@ -40,12 +40,12 @@ impl TaskStream<'_> {
     }
 
     /// The result to send when the hold expires, if it is due.
-    pub(super) fn hold_expiry_result(&mut self) -> Result<Option<Payload>, StreamEnd> {
+    pub(super) async fn hold_expiry_result(&mut self) -> Result<Option<Payload>, StreamEnd> {
         if self.hold.hold().is_none() {
             return Ok(None);
         }
-        let Some(task) = self.task()? else { return Err(self.expired()) };
-        Ok(self.hold.result(&task))
+        let Some(task) = self.task().await? else { return Err(self.expired()) };
+        Ok(self.hold.result(&task).await)
     }
 
     /// Responds with that result; nothing follows.

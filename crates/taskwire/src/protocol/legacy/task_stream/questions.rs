@@ -17,22 +17,25 @@ impl TaskStream<'_> {
         if self.id.kind != StreamKind::Result || self.cursor.begun {
             return Ok(());
         }
-        let Some(task) = self.task()? else { return Err(self.expired()) };
+        let Some(task) = self.task().await? else { return Err(self.expired()) };
         // What was asked after the cursor is asked when the stream reads it.
-        let later = self.asked_later()?;
+        let later = self.asked_later().await?;
         let open = task.open_questions().filter(|(key, _)| !later.contains(*key));
         let open: Vec<(QuestionKey, Payload)> = open.map(|(key, asked)| (key.clone(), asked.clone())).collect();
         self.cursor.begun = true;
-        let messages: Vec<_> = open.iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
+        let mut messages = Vec::new();
+        for (key, asked) in &open {
+            messages.extend(self.question(key, asked).await?);
+        }
         self.send_all(&messages).await
     }
 
     /// The questions that the log has after the cursor.
-    fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, StreamEnd> {
+    async fn asked_later(&self) -> Result<BTreeSet<QuestionKey>, StreamEnd> {
         let (mut later, mut after) = (BTreeSet::new(), self.cursor.version);
         loop {
             let cursor = Cursor { after, from: None, max_bytes: 0, max_chunks: 1 };
-            let Some(page) = self.context.engine.page(self.id.task, cursor)? else { return Ok(later) };
+            let Some(page) = self.context.engine.page(self.id.task, cursor).await? else { return Ok(later) };
             for logged in page.items.into_iter().filter_map(LogItem::into_event) {
                 if let Event::Asked { key, .. } = logged.event {
                     later.insert(key);
@@ -46,20 +49,22 @@ impl TaskStream<'_> {
     }
 
     /// A question as a request to the client; none if the client does not accept it, or the session stream asked it.
-    pub(super) fn question(&mut self, key: &QuestionKey, asked: &Payload) -> Option<Vec<u8>> {
+    pub(super) async fn question(&mut self, key: &QuestionKey, asked: &Payload) -> Result<Option<Vec<u8>>, StreamEnd> {
         if missing_capabilities_of(asked, self.agreed.accepts).is_some() {
-            return None;
+            return Ok(None);
         }
         let (task, request) = (self.id.task, Some(&self.id.request));
         if self.id.kind == StreamKind::Result {
-            if self.session.session_stream_asked(task, key) {
+            if !self.session.record_question_of_task_stream(task, key, &self.stream_token) {
                 self.deferred.push(key.clone());
-                return None;
+                return Ok(None);
             }
-            self.session.record_question(task, key, &self.stream_token);
+            if !self.session.is_still_open(self.context, task, key).await? {
+                return Ok(None);
+            }
         }
         let again = self.session.reask(task, key);
-        render::question(task, request, (key, asked), again.as_ref(), &self.agreed, self.meta.as_deref())
+        Ok(render::question(task, request, (key, asked), again.as_ref(), &self.agreed, self.meta.as_deref()))
     }
 
     /// Asks what a session stream asked that has ended, and what is to be asked again.
@@ -68,12 +73,13 @@ impl TaskStream<'_> {
         if self.deferred.is_empty() {
             return Ok(());
         }
-        let Some(task) = self.task()? else { return Err(self.expired()) };
+        let Some(task) = self.task().await? else { return Err(self.expired()) };
         let deferred = std::mem::take(&mut self.deferred);
         let open: Vec<_> = task.open_questions().filter(|(key, _)| deferred.contains(key)).collect();
-        let messages: Vec<_> = open.into_iter().filter_map(|(key, asked)| self.question(key, asked)).collect();
-        for message in messages {
-            self.send(&message, false).await?;
+        for (key, asked) in open {
+            if let Some(message) = self.question(key, asked).await? {
+                self.send(&message, false).await?;
+            }
         }
         Ok(())
     }
