@@ -14,7 +14,7 @@ use crate::client::{
     Era, Error, ServerInfo,
     link::{self, RequestError},
     modern::{IDEMPOTENCY, PARTIALS},
-    wire::OutgoingRequest,
+    wire::{Exchange, OutgoingRequest},
 };
 
 /// How long the first request waits for the session stream: the server may lose messages that it sends before that is open.
@@ -51,6 +51,21 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// The exchange of `initialize`. If the handshake fails or is dropped half way, it ends the byte stream: a server accepts `initialize`
+/// once on each, so the next session needs another one.
+struct Handshake {
+    exchange: Exchange,
+    is_complete: bool,
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            self.exchange.end_stream("the client did not complete the handshake");
+        }
     }
 }
 
@@ -141,16 +156,18 @@ impl LegacyClient {
         });
         let id = self.link.next_id();
         let body = link::request(id, "initialize", &params);
-        let mut exchange =
+        let exchange =
             self.link.wire.request(OutgoingRequest { id, body, headers: Vec::new(), cancel: None, generation: Some(generation) }).await?;
-        let result = link::read_response(&mut exchange, id, |message| self.dispatch(message, None)).await?;
+        let mut handshake = Handshake { exchange, is_complete: false };
+        let result = link::read_response(&mut handshake.exchange, id, |message| self.dispatch(message, None)).await?;
         let peer = self.read_initialize_result(&result)?;
         let version = peer.protocol.clone();
         *self.server_info.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(peer);
-        let id = exchange.session().map(str::to_owned);
+        let id = handshake.exchange.session().map(str::to_owned);
         let session = Session { id, version, generation, serial, adopted: false, session_stream: Mutex::default() };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
         self.link.wire.send_one_way(ready, session.headers(), Some(generation)).await?;
+        handshake.is_complete = true;
         Ok(session)
     }
 

@@ -1,0 +1,156 @@
+//! The legacy era on byte streams: each has one handshake, and says of no answer that it arrived. The server is in this process and
+//! does what its test says, line by line.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use taskwire::{
+    client::{Client, Connect, Era, Options, Status, Target},
+    clock::ManualClock,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream},
+    sync::mpsc,
+};
+
+use super::{
+    legacy::{LATEST, agreed, having, shown},
+    script::{MS, as_time_passes, response},
+};
+use crate::kit::{manual_clock, with_timeout};
+
+/// Bytes that wait in each direction.
+const ROOM: usize = 64 * 1024;
+
+/// Hands the other end of each stream to the test, as long as that goes on.
+#[derive(Debug)]
+struct Streams(mpsc::UnboundedSender<DuplexStream>);
+
+impl Connect for Streams {
+    fn connect(&self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(ROOM);
+        let _ = self.0.send(theirs);
+        ours
+    }
+}
+
+/// A server in the hands of its test.
+struct Server {
+    clock: ManualClock,
+    target: Target,
+    streams: mpsc::UnboundedReceiver<DuplexStream>,
+}
+
+impl Server {
+    fn new() -> Self {
+        let (sender, streams) = mpsc::unbounded_channel();
+        Self { clock: manual_clock(), target: Target::InProcess(Arc::new(Streams(sender))), streams }
+    }
+
+    fn options(&self) -> Options {
+        Options { era: Some(Era::Legacy), clock: Arc::new(self.clock.clone()), ..Options::default() }
+    }
+
+    /// A client with these options, and its stream.
+    async fn client_with(&mut self, options: Options) -> (Client, Stream) {
+        let connecting = Client::connect(self.target.clone(), options);
+        let (client, stream) = with_timeout("the connection", async { tokio::join!(connecting, self.greets()) }).await;
+        (client.expect("a connection"), stream)
+    }
+
+    /// The next stream.
+    async fn stream(&mut self) -> Stream {
+        Stream(BufReader::new(self.streams.recv().await.expect("the client is there")))
+    }
+
+    /// The next stream, on which the client has sent `initialize`.
+    async fn is_greeted(&mut self) -> Stream {
+        let mut stream = self.stream().await;
+        stream.expect("initialize").await;
+        stream
+    }
+
+    /// The next stream, after its handshake.
+    async fn greets(&mut self) -> Stream {
+        let mut stream = self.stream().await;
+        let first = stream.expect("initialize").await;
+        stream.result(&first, agreed(LATEST, having(json!({})))).await;
+        stream.expect("notifications/initialized").await;
+        stream
+    }
+}
+
+/// A stream of a client. Dropping it ends it.
+struct Stream(BufReader<DuplexStream>);
+
+impl Stream {
+    /// The next message; none after the last.
+    async fn next(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        self.0.read_line(&mut line).await.expect("readable");
+        (!line.is_empty()).then(|| serde_json::from_str(&line).expect("JSON"))
+    }
+
+    /// The next message, which has this method.
+    async fn expect(&mut self, method: &str) -> Value {
+        let message = self.next().await.unwrap_or_else(|| panic!("the stream ended before {method}"));
+        assert_eq!(message["method"], method, "{message}");
+        message
+    }
+
+    async fn send(&mut self, message: &Value) {
+        self.0.write_all(format!("{message}\n").as_bytes()).await.expect("writable");
+    }
+
+    async fn result(&mut self, request: &Value, result: Value) {
+        self.send(&response(&request["id"], result)).await;
+    }
+}
+
+// Handshakes.
+
+#[tokio::test]
+async fn a_handshake_that_was_given_up_half_way_is_begun_anew_on_another_stream() {
+    let mut server = Server::new();
+    let (client, first) = server.client_with(server.options()).await;
+    drop(first);
+    let clock = server.clock.clone();
+    // Who asked goes away when the server has read `initialize`.
+    let given_up = async {
+        tokio::select! {
+            looked = client.task("t1") => panic!("too early: {looked:?}"),
+            stream = server.is_greeted() => stream,
+        }
+    };
+    let mut second = as_time_passes(&clock, "the second stream", 10 * MS, given_up).await;
+    let playing = async {
+        let mut third = server.greets().await;
+        let look = third.expect("tasks/get").await;
+        third.result(&look, shown("t1", "working")).await;
+        third
+    };
+    let looking = async { tokio::join!(client.task("t1"), playing) };
+    let (looked, _third) = as_time_passes(&clock, "the look", 10 * MS, looking).await;
+    assert_eq!(looked.expect("a task").status, Status::Working);
+    assert_eq!(with_timeout("the end of the second stream", second.next()).await, None);
+}
+
+#[tokio::test]
+async fn a_handshake_without_a_response_is_begun_anew_on_another_stream() {
+    let mut server = Server::new();
+    let (client, first) = server.client_with(server.options()).await;
+    drop(first);
+    let clock = server.clock.clone();
+    let playing = async {
+        // Here nothing is answered, until the time of a request is over.
+        let second = server.is_greeted().await;
+        let mut third = server.greets().await;
+        let look = third.expect("tasks/get").await;
+        third.result(&look, shown("t1", "working")).await;
+        (second, third)
+    };
+    let looking = async { tokio::join!(client.task("t1"), playing) };
+    let (looked, (mut second, _third)) = as_time_passes(&clock, "the look", 100 * MS, looking).await;
+    assert_eq!(looked.expect("a task").status, Status::Working);
+    assert_eq!(with_timeout("the end of the second stream", second.next()).await, None);
+}
