@@ -92,6 +92,8 @@ struct TrackedQuestion {
 enum Stage {
     Open,
     Sending,
+    /// Open, after an answer that did not arrive. If the server asks again, so does the call.
+    Failed,
     Answered,
     /// It needs no answer any more. Kept so that its key is not asked again.
     Settled,
@@ -223,7 +225,7 @@ impl Call {
                         None => Answer::cancel(),
                     };
                     match self.answer(&question.key, answer).await {
-                        // Another client answered first.
+                        // Another client answered first, or its session has ended: then the question comes again if the server asks again.
                         Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) | Ok(()) => {}
                         Err(error) => return Err(error),
                     }
@@ -274,7 +276,7 @@ impl Shared {
         let (route, ledger_key) = {
             let mut questions = self.questions();
             let asked = questions.get_mut(key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-            if asked.state != Stage::Open {
+            if !matches!(asked.state, Stage::Open | Stage::Failed) {
                 return Err(Error::AlreadyAnswered { key: key.to_owned() });
             }
             asked.question.check(&answer)?;
@@ -292,7 +294,7 @@ impl Shared {
             settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
             asked.unacknowledged = settled.then(|| answer.value().clone());
             asked.state = match (&result, settled) {
-                (Err(_), _) => Stage::Open,
+                (Err(_), _) => Stage::Failed,
                 (Ok(()), false) => Stage::Answered,
                 (Ok(()), true) => Stage::Settled,
             };
@@ -446,16 +448,28 @@ impl Driver {
         match before {
             None => self.emit(Event::Question(question)).await,
             Some((_, true)) => {}
-            Some((answer, false)) => match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
-                Ok(()) | Err(Error::AlreadyAnswered { .. }) => self.shared.keep_unacknowledged(&key, answer),
-                Err(error) if is_refusal(&error) => {
-                    if let Some(asked) = self.shared.questions().get_mut(&key) {
-                        asked.state = Stage::Open;
-                    }
-                    self.emit(Event::Question(question)).await;
+            Some((answer, false)) => {
+                let sent = self.shared.submit_answer(&key, route, ledger_key, &answer).await;
+                self.sent_again(question, answer, sent).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An answer that was given before was sent again. If the server refused it, the question is open again.
+    async fn sent_again(&mut self, question: Question, answer: Value, sent: Result<(), Error>) -> Result<(), Error> {
+        match sent {
+            // When its session has ended, the server asks again in the next one, and the answer is sent there.
+            Ok(()) | Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) => {
+                self.shared.keep_unacknowledged(&question.key, answer);
+            }
+            Err(error) if is_refusal(&error) => {
+                if let Some(asked) = self.shared.questions().get_mut(&question.key) {
+                    (asked.state, asked.unacknowledged) = (Stage::Open, None);
                 }
-                Err(error) => return Err(error),
-            },
+                self.emit(Event::Question(question)).await;
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -484,25 +498,40 @@ impl Driver {
         }
     }
 
-    /// The server asked the question again: an answer takes the new route. One that was sent before did not arrive, and is sent again.
-    pub(crate) async fn asked_again(&self, key: &str, route: AnswerRoute) {
-        let lost = match self.shared.questions().get_mut(key) {
-            Some(asked) if asked.state == Stage::Open => {
-                asked.route = route.clone();
-                None
+    /// The server asks a question again: an answer takes the new route. One that was sent before did not arrive, and is sent again. If
+    /// there is none, or its sender knows that it did not arrive, the question is asked anew.
+    pub(crate) async fn asked_again(&mut self, question: Question, route: AnswerRoute, ledger_key: Option<String>) -> Result<(), Error> {
+        let lost = {
+            let mut questions = self.shared.questions();
+            let Some(asked) = questions.get_mut(&question.key) else { return Ok(()) };
+            let is_elsewhere = asked.route.session() != route.session();
+            match asked.state {
+                Stage::Open => {
+                    asked.route = route;
+                    return Ok(());
+                }
+                Stage::Failed => None,
+                // In the session in which it was sent, it is on its way.
+                Stage::Sending | Stage::Answered | Stage::Settled if !is_elsewhere => return Ok(()),
+                Stage::Sending | Stage::Answered => {
+                    asked.route = route;
+                    return Ok(());
+                }
+                Stage::Settled => {
+                    asked.route = route.clone();
+                    asked.unacknowledged.clone()
+                }
             }
-            // In the session in which it was sent, it is on its way.
-            Some(asked) if asked.route.session() != route.session() => {
-                asked.route = route.clone();
-                asked.unacknowledged.clone()
-            }
-            _ => None,
         };
-        if let Some(answer) = lost
-            && let Err(error) = self.shared.send(key, route, answer).await
-        {
-            tracing::debug!(key, %error, "an answer could not be sent again: the server will ask again");
+        let Some(answer) = lost else {
+            self.shared.questions().remove(&question.key);
+            return self.ask(question, route, ledger_key).await;
+        };
+        let sent = self.shared.send(&question.key, route, answer.clone()).await;
+        if let Err(error) = self.sent_again(question, answer, sent).await {
+            tracing::debug!(%error, "an answer could not be sent again: the server will ask again");
         }
+        Ok(())
     }
 
     /// Whether the question has come before.
@@ -511,7 +540,7 @@ impl Driver {
     }
 
     pub(crate) async fn withdraw(&mut self, key: &str) {
-        let open = self.shared.questions().get(key).is_some_and(|asked| asked.state == Stage::Open);
+        let open = self.shared.questions().get(key).is_some_and(|asked| matches!(asked.state, Stage::Open | Stage::Failed));
         if open {
             self.retain_questions(|other| other != key).await;
         }

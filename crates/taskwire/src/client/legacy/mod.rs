@@ -172,7 +172,14 @@ impl LegacyClient {
             if current.serial != session {
                 return Err(Error::NoQuestion { key: id.to_string() }.into());
             }
-            Ok(self.link.wire.send_one_way(body.clone(), current.headers(), Some(current.generation)).await?)
+            match self.link.wire.send_one_way(body.clone(), current.headers(), Some(current.generation)).await {
+                // The server has forgotten the session. If it still needs the answer, it asks again in the next one.
+                Err(WireError::Status { status: 404, .. }) if current.id.is_some() => {
+                    self.forget(&current).await;
+                    Err(Error::NoQuestion { key: id.to_string() }.into())
+                }
+                sent => Ok(sent?),
+            }
         };
         self.link.retry(respond_once, |_, _| {}).await.map_err(|failed| self.link.error(failed))
     }

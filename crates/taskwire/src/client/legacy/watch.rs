@@ -258,18 +258,14 @@ impl Watch {
         let question = json!({"id": id, "method": method, "params": params});
         let input = Question::read(&key, Payload::from(question.clone()))
             .map_err(|reason| self.legacy.link.error(RequestError::Protocol(reason)))?;
-        if self.driver.knows(&key) {
-            self.driver.asked_again(&key, route).await;
-            return Ok(());
-        }
         // A key that is valid beyond its session needs no session in the ledger, and the server sends the question again.
-        let ledger_key = if !ours {
-            let ledger_key = format!("{}/{id}", self.legacy.tag(session));
+        let ledger_key = if ours { key.clone() } else { format!("{}/{id}", self.legacy.tag(session)) };
+        if self.driver.knows(&key) {
+            return self.driver.asked_again(input, route, Some(ledger_key)).await;
+        }
+        if !ours {
             self.driver.shared.entry.record_question(&ledger_key, &question).await?;
-            ledger_key
-        } else {
-            key
-        };
+        }
         self.driver.ask(input, route, Some(ledger_key)).await
     }
 
