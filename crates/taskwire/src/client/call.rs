@@ -76,6 +76,14 @@ impl AnswerRoute {
     fn session(&self) -> Option<u64> {
         if let Self::Response(_, session) = self { Some(*session) } else { None }
     }
+
+    /// Whether both lead to the same request of the server.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Response(id, session), Self::Response(other, other_session)) => id == other && session == other_session,
+            _ => true,
+        }
+    }
 }
 
 struct TrackedQuestion {
@@ -273,7 +281,7 @@ impl Shared {
     }
 
     async fn answer(&self, key: &str, answer: Answer) -> Result<(), Error> {
-        let (route, ledger_key) = {
+        let (mut route, ledger_key) = {
             let mut questions = self.questions();
             let asked = questions.get_mut(key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
             if !matches!(asked.state, Stage::Open | Stage::Failed) {
@@ -285,25 +293,40 @@ impl Shared {
         };
         // If this future is dropped half way, the question is open again. The ledger makes sure that a second answer is the same.
         let reopen = Reopen { shared: self, key };
-        let result = self.submit_answer(key, route, ledger_key, answer.value()).await;
-        std::mem::forget(reopen);
-        let mut questions = self.questions();
-        let mut settled = false;
-        if let Some(asked) = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending) {
-            // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
-            settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
-            asked.unacknowledged = settled.then(|| answer.value().clone());
-            asked.state = match (&result, settled) {
-                (Err(_), _) => Stage::Failed,
-                (Ok(()), false) => Stage::Answered,
-                (Ok(()), true) => Stage::Settled,
-            };
+        let mut result = self.submit_answer(key, route.clone(), ledger_key.clone(), answer.value()).await;
+        while let Some(next) = self.end_sending(key, &route, answer.value(), &result) {
+            route = next;
+            if result.is_err() {
+                result = self.submit_answer(key, route.clone(), ledger_key.clone(), answer.value()).await;
+            } else if let Err(error) = self.send(key, route.clone(), answer.value().clone()).await {
+                tracing::debug!(key, %error, "an answer could not be sent again: the server will ask again");
+            }
         }
-        drop(questions);
-        if settled {
+        std::mem::forget(reopen);
+        result
+    }
+
+    /// An answer was sent by `route`, or could not be. If the server asked again meanwhile, returns where: the answer must go there,
+    /// too, because the one that was sent may be lost. It is the same question: where a key is valid in its session only, no other
+    /// request has it.
+    fn end_sending(&self, key: &str, route: &AnswerRoute, answer: &Value, result: &Result<(), Error>) -> Option<AnswerRoute> {
+        let mut questions = self.questions();
+        let asked = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending)?;
+        let may_be_lost = matches!(result, Ok(()) | Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }));
+        if may_be_lost && !asked.route.is_same(route) {
+            return Some(asked.route.clone());
+        }
+        // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
+        asked.state = match (result, &asked.route) {
+            (Err(_), _) => Stage::Failed,
+            (Ok(()), AnswerRoute::Response(..)) => Stage::Settled,
+            (Ok(()), _) => Stage::Answered,
+        };
+        if asked.state == Stage::Settled {
+            asked.unacknowledged = Some(answer.clone());
             self.try_emit(Event::QuestionSettled { key: key.to_owned() });
         }
-        result
+        None
     }
 
     fn keep_unacknowledged(&self, key: &str, answer: Value) {
@@ -504,19 +527,15 @@ impl Driver {
         let lost = {
             let mut questions = self.shared.questions();
             let Some(asked) = questions.get_mut(&question.key) else { return Ok(()) };
-            let is_elsewhere = asked.route.session() != route.session();
             match asked.state {
-                Stage::Open => {
+                // Whoever sends an answer just now sees that, and sends it there, too.
+                Stage::Open | Stage::Sending | Stage::Answered => {
                     asked.route = route;
                     return Ok(());
                 }
                 Stage::Failed => None,
                 // In the session in which it was sent, it is on its way.
-                Stage::Sending | Stage::Answered | Stage::Settled if !is_elsewhere => return Ok(()),
-                Stage::Sending | Stage::Answered => {
-                    asked.route = route;
-                    return Ok(());
-                }
+                Stage::Settled if asked.route.session() == route.session() => return Ok(()),
                 Stage::Settled => {
                     asked.route = route.clone();
                     asked.unacknowledged.clone()

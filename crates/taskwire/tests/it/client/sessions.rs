@@ -180,6 +180,35 @@ async fn a_question_whose_answer_is_lost_with_its_session_comes_again() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_on_its_way_when_its_session_ends_goes_to_the_next_one() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    wait.event(named_question(1)).await;
+    let (key, _) = asked(&mut call).await;
+    let playing = async {
+        let lost_answer = script.expect_reply().await;
+        wait.cut();
+        let lost = script.as_time_passes("the wait", 10 * MS, awaited(&script, "tasks/result")).await;
+        is_of(&lost, FIRST);
+        lost.empty(404).await;
+        let mut wait = waits_anew(&script, "session-2").await.sse().await;
+        wait.event(named_question(2)).await;
+        // What is answered now was read behind it.
+        wait.event(json!({"jsonrpc": "2.0", "id": "p", "method": "ping"})).await;
+        script.expect_where("the response to the ping", |asked| asked.message["id"] == "p").await.empty(202).await;
+        lost_answer.cut();
+        script.as_time_passes("the answer", 10 * MS, takes(&script, "session-2", 2, 202)).await;
+        wait
+    };
+    let (answered, wait) = with_timeout("the answer", async { tokio::join!(call.answer(&key, ada()), playing) }).await;
+    answered.expect("taken");
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
+    assert_eq!(script.count("response"), 3, "one of them to the ping");
+}
+
+#[tokio::test]
 async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
     let script = scripted().await;
     let playing = async {
