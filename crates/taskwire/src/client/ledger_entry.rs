@@ -159,7 +159,8 @@ impl LedgerEntry {
         self.with(move |entry| entry.ledger.acknowledge_answer(entry.id, &key)).await.map(drop)
     }
 
-    async fn withdraw_answer(&self, key: &str) -> Result<(), Error> {
+    /// The server refused the answer.
+    pub(crate) async fn withdraw_answer(&self, key: &str) -> Result<(), Error> {
         let key = key.to_owned();
         self.with(move |entry| entry.ledger.withdraw_answer(entry.id, &key)).await.map(drop)
     }

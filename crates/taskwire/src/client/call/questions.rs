@@ -14,22 +14,25 @@ pub(crate) enum AnswerRoute {
     TaskUpdate,
     /// With the next round of the call.
     NextRound(mpsc::Sender<(String, Value)>),
-    /// As the response to a request of the server, in the session that the request came in.
-    Response(RequestId, u64),
+    /// As the response to a request of the server, in the session that the request came in. `times` grows when the server asks again
+    /// because it refused the answer.
+    Response { id: RequestId, session: u64, times: u32 },
 }
 
 impl AnswerRoute {
-    /// The session of a question to which there is a response.
-    fn session(&self) -> Option<u64> {
-        if let Self::Response(_, session) = self { Some(*session) } else { None }
-    }
-
     /// Whether both lead to the same request of the server.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Response(id, session), Self::Response(other, other_session)) => id == other && session == other_session,
+            (Self::Response { id, session, .. }, Self::Response { id: other, session: other_session, .. }) => {
+                id == other && session == other_session
+            }
             _ => true,
         }
+    }
+
+    /// Whether the server asks by this route because it refused an answer that took the `earlier` one.
+    fn refuses(&self, earlier: &Self) -> bool {
+        matches!((self, earlier), (Self::Response { times, .. }, Self::Response { times: before, .. }) if times > before)
     }
 }
 
@@ -71,6 +74,11 @@ impl Shared {
         let reopen = Reopen { shared: self, key };
         let mut result = self.submit_answer(key, route.clone(), ledger_key.clone(), answer.value()).await;
         while let Some(next) = self.end_sending(key, &route, answer.value(), &result) {
+            if next.refuses(&route) {
+                self.withdraw_answer(ledger_key.as_deref()).await?;
+                self.reopen(key);
+                break;
+            }
             route = next;
             if result.is_err() {
                 result = self.submit_answer(key, route.clone(), ledger_key.clone(), answer.value()).await;
@@ -82,20 +90,36 @@ impl Shared {
         result
     }
 
-    /// An answer was sent by `route`, or could not be. If the server asked again meanwhile, returns where: the answer must go there,
-    /// too, because the one that was sent may be lost. It is the same question: where a key is valid in its session only, no other
-    /// request has it.
+    /// The server refused an answer while it was being sent, and asked again: so does the call.
+    fn reopen(&self, key: &str) {
+        if let Some(asked) = self.questions().get_mut(key).filter(|asked| asked.state == Stage::Sending) {
+            asked.state = Stage::Open;
+            self.try_emit(Event::Question(asked.question.clone()));
+        }
+    }
+
+    /// Removes an answer that the server refused from the ledger, so that another one can be given.
+    async fn withdraw_answer(&self, ledger_key: Option<&str>) -> Result<(), Error> {
+        match ledger_key {
+            Some(key) => self.entry.withdraw_answer(key).await,
+            None => Ok(()),
+        }
+    }
+
+    /// An answer was sent by `route`, or could not be. If the server asked again meanwhile, returns where: unless the server refused the
+    /// answer, it must go there, too, because the one that was sent may be lost. It is the same question: where a key is valid in its
+    /// session only, no other request has it.
     fn end_sending(&self, key: &str, route: &AnswerRoute, answer: &Value, result: &Result<(), Error>) -> Option<AnswerRoute> {
         let mut questions = self.questions();
         let asked = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending)?;
         let may_be_lost = matches!(result, Ok(()) | Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }));
-        if may_be_lost && !asked.route.is_same(route) {
+        if asked.route.refuses(route) || (may_be_lost && !asked.route.is_same(route)) {
             return Some(asked.route.clone());
         }
         // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
         asked.state = match (result, &asked.route) {
             (Err(_), _) => Stage::Failed,
-            (Ok(()), AnswerRoute::Response(..)) => Stage::Settled,
+            (Ok(()), AnswerRoute::Response { .. }) => Stage::Settled,
             (Ok(()), _) => Stage::Answered,
         };
         if asked.state == Stage::Settled {
@@ -106,7 +130,7 @@ impl Shared {
     }
 
     fn keep_unacknowledged(&self, key: &str, answer: Value) {
-        if let Some(asked) = self.questions().get_mut(key).filter(|asked| matches!(asked.route, AnswerRoute::Response(..))) {
+        if let Some(asked) = self.questions().get_mut(key).filter(|asked| matches!(asked.route, AnswerRoute::Response { .. })) {
             asked.unacknowledged = Some(answer);
         }
     }
@@ -127,7 +151,7 @@ impl Shared {
                 let task = self.reference().task.ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
                 self.client.update(&task, key, &answer).await
             }
-            AnswerRoute::Response(id, session) => self.client.respond(&id, session, &answer).await,
+            AnswerRoute::Response { id, session, .. } => self.client.respond(&id, session, &answer).await,
         }
     }
 }
@@ -227,27 +251,27 @@ impl Driver {
         }
     }
 
-    /// The server asks a question again: an answer takes the new route. One that was sent before did not arrive, and is sent again. If
-    /// there is none, or its sender knows that it did not arrive, the question is asked anew.
+    /// The server asks a question again: an answer takes the new route. One that was sent before may be lost, and is sent again. If there
+    /// is none, the server refused it, or its sender knows that it did not arrive, the question is asked anew.
     pub(crate) async fn asked_again(&mut self, question: Question, route: AnswerRoute, ledger_key: Option<String>) -> Result<(), Error> {
-        let lost = {
+        let (lost, is_refused) = {
             let mut questions = self.shared.questions();
             let Some(asked) = questions.get_mut(&question.key) else { return Ok(()) };
+            let before = std::mem::replace(&mut asked.route, route.clone());
+            asked.question = question.clone();
             match asked.state {
                 // Whoever sends an answer just now sees that, and sends it there, too.
-                Stage::Open | Stage::Sending | Stage::Answered => {
-                    asked.route = route;
-                    return Ok(());
-                }
-                Stage::Failed => None,
-                // In the session in which it was sent, it is on its way.
-                Stage::Settled if asked.route.session() == route.session() => return Ok(()),
-                Stage::Settled => {
-                    asked.route = route.clone();
-                    asked.unacknowledged.clone()
-                }
+                Stage::Open | Stage::Sending | Stage::Answered => return Ok(()),
+                Stage::Failed => (None, false),
+                // It came on two streams.
+                Stage::Settled if route.is_same(&before) => return Ok(()),
+                Stage::Settled if route.refuses(&before) => (None, true),
+                Stage::Settled => (asked.unacknowledged.clone(), false),
             }
         };
+        if is_refused {
+            self.shared.withdraw_answer(ledger_key.as_deref()).await?;
+        }
         let Some(answer) = lost else {
             self.shared.questions().remove(&question.key);
             return self.ask(question, route, ledger_key).await;

@@ -192,7 +192,8 @@ impl Watch {
     /// Asks the questions that an earlier process received in the same session: the server does not send them again.
     async fn restore_questions(&mut self) -> Result<(), Error> {
         for recorded in self.legacy.recorded_questions(&self.driver.shared.entry).await? {
-            self.driver.ask(recorded.question, AnswerRoute::Response(recorded.id, recorded.session), Some(recorded.ledger_key)).await?;
+            let route = AnswerRoute::Response { id: recorded.id, session: recorded.session, times: 1 };
+            self.driver.ask(recorded.question, route, Some(recorded.ledger_key)).await?;
         }
         Ok(())
     }
@@ -244,26 +245,28 @@ impl Watch {
         Ok(None)
     }
 
-    /// The key of a question, and whether it is valid beyond its session: Taskwire servers write the key into the request id.
-    /// The id of any other server is valid in its session only.
-    fn key(&self, id: &RequestId, session: u64) -> (String, bool) {
+    /// The key of a question. If it is valid beyond its session, also how often the server has asked it, with answers that it refused in
+    /// between: Taskwire servers write both into the request id. The id of any other server is valid in its session only.
+    fn key(&self, id: &RequestId, session: u64) -> (String, Option<u32>) {
         let text = id.to_string();
         let ours = text.strip_prefix(&self.task).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
-        ours.map_or_else(|| (question_key(id, session), false), |(_, key)| (key.to_owned(), true))
+        let Some((nonce, key)) = ours else { return (question_key(id, session), None) };
+        let times = nonce.split_once('~').and_then(|(_, times)| times.parse().ok()).unwrap_or(1);
+        (key.to_owned(), Some(times))
     }
 
     async fn ask(&mut self, id: RequestId, session: u64, method: &str, params: &Payload) -> Result<(), Error> {
-        let (key, ours) = self.key(&id, session);
-        let route = AnswerRoute::Response(id.clone(), session);
+        let (key, times) = self.key(&id, session);
+        let route = AnswerRoute::Response { id: id.clone(), session, times: times.unwrap_or(1) };
         let question = json!({"id": id, "method": method, "params": params});
         let input = Question::read(&key, Payload::from(question.clone()))
             .map_err(|reason| self.legacy.link.error(RequestError::Protocol(reason)))?;
         // A key that is valid beyond its session needs no session in the ledger, and the server sends the question again.
-        let ledger_key = if ours { key.clone() } else { format!("{}/{id}", self.legacy.tag(session)) };
+        let ledger_key = if times.is_some() { key.clone() } else { format!("{}/{id}", self.legacy.tag(session)) };
         if self.driver.knows(&key) {
             return self.driver.asked_again(input, route, Some(ledger_key)).await;
         }
-        if !ours {
+        if times.is_none() {
             self.driver.shared.entry.record_question(&ledger_key, &question).await?;
         }
         self.driver.ask(input, route, Some(ledger_key)).await

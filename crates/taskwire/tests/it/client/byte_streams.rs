@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Client, Connect, Era, Options, Status, Target},
+    client::{Answer, Call, Client, Connect, Era, Event, Options, Question, Status, Target},
     clock::ManualClock,
 };
 use tokio::{
@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use super::{
-    legacy::{LATEST, agreed, having, shown},
-    script::{MS, as_time_passes, response},
+    legacy::{LATEST, agreed, ended, having, made, question, shown, tools_of, unsettled},
+    script::{MS, ada, as_time_passes, form, next_briefs, next_notable, response, rest, start_job, while_waiting},
 };
 use crate::kit::{manual_clock, with_timeout};
 
@@ -107,6 +107,38 @@ impl Stream {
     }
 }
 
+/// A call that has become `t1`, and the request by which the client waits for its result.
+async fn begun(client: &Client, stream: &mut Stream) -> (Call, Value) {
+    let playing = async {
+        let list = stream.expect("tools/list").await;
+        stream.result(&list, tools_of("optional")).await;
+        let call = stream.expect("tools/call").await;
+        stream.result(&call, made("t1")).await;
+    };
+    let (mut call, ()) = start_job(client, playing).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let wait = with_timeout("the wait", while_waiting(&mut call, stream.expect("tasks/result"))).await;
+    (call, wait)
+}
+
+/// The next question of a call.
+async fn asked(call: &mut Call) -> Question {
+    loop {
+        match next_notable(call).await {
+            Some(Event::Question(input)) => return input,
+            Some(Event::QuestionSettled { .. }) => {}
+            other => panic!("{other:?} is no question"),
+        }
+    }
+}
+
+/// Answers a question, and gives the message that the server got.
+async fn answers(stream: &mut Stream, call: &Call, key: &str, answer: Answer) -> Value {
+    let (answered, message) = with_timeout("the answer", async { tokio::join!(call.answer(key, answer), stream.next()) }).await;
+    answered.expect("sent");
+    message.expect("the stream goes on")
+}
+
 // Handshakes.
 
 #[tokio::test]
@@ -153,4 +185,24 @@ async fn a_handshake_without_a_response_is_begun_anew_on_another_stream() {
     let (looked, (mut second, _third)) = as_time_passes(&clock, "the look", 100 * MS, looking).await;
     assert_eq!(looked.expect("a task").status, Status::Working);
     assert_eq!(with_timeout("the end of the second stream", second.next()).await, None);
+}
+
+// Answers.
+
+#[tokio::test]
+async fn a_question_whose_answer_did_not_fit_comes_again() {
+    let mut server = Server::new();
+    let (client, mut stream) = server.client_with(server.options()).await;
+    let (mut call, wait) = begun(&client, &mut stream).await;
+    stream.send(&question(&json!("t1.1.name"), form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    assert_eq!(answers(&mut stream, &call, &key, ada()).await["id"], "t1.1.name");
+    // Our own servers say in the id that they ask for the second time, because they did not take the answer.
+    stream.send(&question(&json!("t1.1~2.name"), form("Another name?"), Some("t1"))).await;
+    let again = asked(&mut call).await;
+    assert_eq!((again.key.as_str(), again.message.as_str()), (key.as_str(), "Another name?"));
+    let message = answers(&mut stream, &call, &key, Answer::accept(json!({"name": "Bob"}))).await;
+    assert_eq!((&message["id"], &message["result"]["content"]["name"]), (&json!("t1.1~2.name"), &json!("Bob")));
+    stream.result(&wait, ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
 }

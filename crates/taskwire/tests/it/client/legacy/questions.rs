@@ -290,6 +290,31 @@ async fn a_question_that_a_new_wait_repeats_is_not_asked_again() {
 }
 
 #[tokio::test]
+async fn a_question_that_is_repeated_after_its_answer_is_answered_there_too() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    let first = json!("t1.1.name");
+    wait.event(question(&first, form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    assert_eq!(answers(&script, &call, &key, ada()).await["id"], first);
+    for again in [json!("t1.2.name"), json!("t1.-.name")] {
+        // What comes on two streams is answered once.
+        for _ in 0..2 {
+            wait.event(question(&again, form("Name?"), Some("t1"))).await;
+        }
+        let reply = script.expect_reply().await;
+        is_ours(&reply);
+        let result = json!({"action": "accept", "content": {"name": "Ada"}});
+        assert_eq!((&reply.message["id"], &reply.message["result"]), (&again, &result));
+        reply.empty(202).await;
+    }
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"], "nobody is asked again");
+    assert_eq!(script.count("response"), 3);
+}
+
+#[tokio::test]
 async fn an_answer_that_is_on_its_way_goes_to_the_repeated_question_too() {
     let script = scripted().await;
     let client = joined(&script, options(&script), having(json!({}))).await;
