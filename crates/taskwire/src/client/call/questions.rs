@@ -43,8 +43,16 @@ pub(super) struct TrackedQuestion {
     /// Its key in the ledger; none if the ledger does not keep it.
     ledger_key: Option<String>,
     state: Stage,
-    /// The answer that was sent as a response, which the server does not acknowledge.
-    unacknowledged: Option<Value>,
+    /// The answer that was sent as a response. The server may lose it with its session.
+    response: Option<Value>,
+    /// Whether the ledger has yet to note that the server has the answer.
+    is_unacknowledged: bool,
+}
+
+impl TrackedQuestion {
+    fn new(question: Question, route: AnswerRoute, ledger_key: Option<String>, state: Stage) -> Self {
+        Self { question, route, ledger_key, state, response: None, is_unacknowledged: false }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -123,36 +131,44 @@ impl Shared {
             (Ok(()), _) => Stage::Answered,
         };
         if asked.state == Stage::Settled {
-            asked.unacknowledged = Some(answer.clone());
+            asked.response = Some(answer.clone());
             self.try_emit(Event::QuestionSettled { key: key.to_owned() });
         }
         None
     }
 
-    fn keep_unacknowledged(&self, key: &str, answer: Value) {
+    fn keep_response(&self, key: &str, answer: Value) {
         if let Some(asked) = self.questions().get_mut(key).filter(|asked| matches!(asked.route, AnswerRoute::Response { .. })) {
-            asked.unacknowledged = Some(answer);
+            asked.response = Some(answer);
         }
     }
 
     async fn submit_answer(&self, key: &str, route: AnswerRoute, ledger_key: Option<String>, answer: &Value) -> Result<(), Error> {
         match ledger_key {
             Some(kept) => self.entry.answer_once(&kept, key, answer, |answer| self.send(key, route, answer)).await,
-            None => self.send(key, route, answer.clone()).await,
+            None => self.send(key, route, answer.clone()).await.map(drop),
         }
     }
 
-    async fn send(&self, key: &str, route: AnswerRoute, answer: Value) -> Result<(), Error> {
+    /// Sends an answer. True if the server has acknowledged it.
+    async fn send(&self, key: &str, route: AnswerRoute, answer: Value) -> Result<bool, Error> {
         match route {
             AnswerRoute::NextRound(round) => {
-                round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() })
+                round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() })?;
             }
             AnswerRoute::TaskUpdate => {
                 let task = self.reference().task.ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-                self.client.update(&task, key, &answer).await
+                self.client.update(&task, key, &answer).await?;
             }
-            AnswerRoute::Response { id, session, .. } => self.client.respond(&id, session, &answer).await,
+            AnswerRoute::Response { id, session, .. } => {
+                let is_acknowledged = self.client.respond(&id, session, &answer).await?;
+                if let Some(asked) = self.questions().get_mut(key) {
+                    asked.is_unacknowledged = !is_acknowledged;
+                }
+                return Ok(is_acknowledged);
+            }
         }
+        Ok(true)
     }
 }
 
@@ -188,16 +204,8 @@ impl Driver {
             None => None,
         };
         let state = if before.is_some() { Stage::Settled } else { Stage::Open };
-        self.shared.questions().insert(
-            key.clone(),
-            TrackedQuestion {
-                question: question.clone(),
-                route: route.clone(),
-                ledger_key: ledger_key.clone(),
-                state,
-                unacknowledged: None,
-            },
-        );
+        let tracked = TrackedQuestion::new(question.clone(), route.clone(), ledger_key.clone(), state);
+        self.shared.questions().insert(key.clone(), tracked);
         match before {
             None => self.emit(Event::Question(question)).await,
             Some((_, true)) => {}
@@ -214,11 +222,11 @@ impl Driver {
         match sent {
             // When its session has ended, the server asks again in the next one, and the answer is sent there.
             Ok(()) | Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) => {
-                self.shared.keep_unacknowledged(&question.key, answer);
+                self.shared.keep_response(&question.key, answer);
             }
             Err(error) if is_refusal(&error) => {
                 if let Some(asked) = self.shared.questions().get_mut(&question.key) {
-                    (asked.state, asked.unacknowledged) = (Stage::Open, None);
+                    (asked.state, asked.response) = (Stage::Open, None);
                 }
                 self.emit(Event::Question(question)).await;
             }
@@ -239,12 +247,11 @@ impl Driver {
         if self.shared.questions().contains_key(&key) {
             return Ok(());
         }
-        let tracked =
-            TrackedQuestion { question, route: route.clone(), ledger_key: ledger_key.clone(), state: Stage::Settled, unacknowledged: None };
+        let tracked = TrackedQuestion::new(question, route.clone(), ledger_key.clone(), Stage::Settled);
         self.shared.questions().insert(key.clone(), tracked);
         match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
             Err(Error::AlreadyAnswered { .. }) | Ok(()) => {
-                self.shared.keep_unacknowledged(&key, answer);
+                self.shared.keep_response(&key, answer);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -266,7 +273,7 @@ impl Driver {
                 // It came on two streams.
                 Stage::Settled if route.is_same(&before) => return Ok(()),
                 Stage::Settled if route.refuses(&before) => (None, true),
-                Stage::Settled => (asked.unacknowledged.clone(), false),
+                Stage::Settled => (asked.response.clone(), false),
             }
         };
         if is_refused {
@@ -276,11 +283,33 @@ impl Driver {
             self.shared.questions().remove(&question.key);
             return self.ask(question, route, ledger_key).await;
         };
-        let sent = self.shared.send(&question.key, route, answer.clone()).await;
+        let sent = self.shared.send(&question.key, route, answer.clone()).await.map(drop);
         if let Err(error) = self.sent_again(question, answer, sent).await {
             tracing::debug!(%error, "an answer could not be sent again: the server will ask again");
         }
         Ok(())
+    }
+
+    /// The keys of the questions whose answers were sent, and of which nothing has shown yet that the server has them.
+    pub(crate) fn unacknowledged_answers(&self) -> Vec<String> {
+        let questions = self.shared.questions();
+        let sent = questions.iter().filter(|(_, asked)| asked.state == Stage::Settled && asked.is_unacknowledged);
+        sent.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The task goes on or has ended, which shows that the server has the answers to these questions. A failure is only logged.
+    pub(crate) async fn acknowledge_answers(&self, keys: Vec<String>) {
+        for key in keys {
+            let ledger_key = self.shared.questions().get_mut(&key).and_then(|asked| {
+                let is_news = std::mem::take(&mut asked.is_unacknowledged);
+                asked.ledger_key.clone().filter(|_| is_news)
+            });
+            if let Some(ledger_key) = ledger_key
+                && let Err(error) = self.shared.entry.acknowledge_answer(&ledger_key).await
+            {
+                tracing::warn!(%error, "it could not be written down that the server has an answer");
+            }
+        }
     }
 
     /// Whether the question has come before.

@@ -163,8 +163,9 @@ impl LegacyClient {
         Ok(self.link.wire.send_one_way(body, session.headers(), Some(session.generation)).await?)
     }
 
-    /// Sends an answer as the response to a request of the server.
-    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
+    /// Sends an answer as the response to a request of the server. True if the server has acknowledged it: HTTP has a status for it, a
+    /// byte stream has nothing.
+    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<bool, Error> {
         let body = json!({"jsonrpc": "2.0", "id": id, "result": answer}).to_string();
         let respond_once = || async {
             let current = self.session().await?;
@@ -178,7 +179,7 @@ impl LegacyClient {
                     self.forget(&current).await;
                     Err(Error::NoQuestion { key: id.to_string() }.into())
                 }
-                sent => Ok(sent?),
+                sent => Ok(sent.map(|()| self.link.wire.http().is_some())?),
             }
         };
         self.link.retry(respond_once, |_, _| {}).await.map_err(|failed| self.link.error(failed))
@@ -369,8 +370,9 @@ impl LegacyClient {
         if !matches!(entry.record_answer(&recorded.ledger_key, answer.value()).await?, Recorded::New) {
             return Err(Error::AlreadyAnswered { key: key.to_owned() });
         }
-        self.respond(&recorded.id, recorded.session, answer.value()).await?;
-        entry.acknowledge_answer(&recorded.ledger_key).await?;
+        if self.respond(&recorded.id, recorded.session, answer.value()).await? {
+            entry.acknowledge_answer(&recorded.ledger_key).await?;
+        }
         Ok(true)
     }
 

@@ -108,6 +108,8 @@ impl Watch {
         let mut result = wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
         let mut asking = true;
         let mut looking: Option<PendingTask> = None;
+        // Questions that were answered before the poll was sent.
+        let mut answered = Vec::new();
         let mut ended: Option<TaskSnapshot> = None;
         let mut ask_again: Option<Timestamp> = None;
         loop {
@@ -125,6 +127,7 @@ impl Watch {
             }
             if looking.is_none() && ended.is_none() && clock.now() >= due {
                 let (legacy, task) = (self.legacy.clone(), self.task.clone());
+                answered = self.driver.unacknowledged_answers();
                 looking = Some(async move { legacy.get_task(&task).await }.boxed());
             }
             // The connection may be dead if there is no result although the task has ended: ask again.
@@ -163,6 +166,9 @@ impl Watch {
                         Ok(snapshot) => {
                             self.backoff.reset();
                             self.driver.connection_restored();
+                            if snapshot.status != Status::InputRequired {
+                                self.driver.acknowledge_answers(std::mem::take(&mut answered)).await;
+                            }
                             // The server sends questions only to a client that waits for the result.
                             if snapshot.status == Status::InputRequired && !asking {
                                 result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
@@ -409,6 +415,7 @@ impl Watch {
             Outcome::Result(_) => None,
         };
         self.legacy.task_ended(&self.task);
+        self.driver.acknowledge_answers(self.driver.unacknowledged_answers()).await;
         self.driver.record_end(status, message).await;
         Ok(outcome)
     }

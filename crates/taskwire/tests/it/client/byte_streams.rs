@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Call, Client, Connect, Era, Event, Options, Question, Status, Target},
+    client::{Answer, Call, CallRecorder, Client, Connect, Era, Event, Ledger, Options, Question, Status, Target},
     clock::ManualClock,
 };
 use tokio::{
@@ -15,9 +15,9 @@ use tokio::{
 
 use super::{
     legacy::{LATEST, agreed, ended, having, made, question, shown, tools_of, unsettled},
-    script::{MS, ada, as_time_passes, form, next_briefs, next_notable, response, rest, start_job, while_waiting},
+    script::{MS, ada, as_time_passes, brief, form, next, next_briefs, next_notable, response, rest, start_job, while_waiting},
 };
-use crate::kit::{manual_clock, with_timeout};
+use crate::kit::{TempDir, manual_clock, with_timeout};
 
 /// Bytes that wait in each direction.
 const ROOM: usize = 64 * 1024;
@@ -205,4 +205,83 @@ async fn a_question_whose_answer_did_not_fit_comes_again() {
     assert_eq!((&message["id"], &message["result"]["content"]["name"]), (&json!("t1.1~2.name"), &json!("Bob")));
     stream.result(&wait, ended("t1", "done")).await;
     assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
+}
+
+/// The answers to the questions of `t1` that the ledger in this directory has, and whether the server has each.
+fn recorded(dir: &TempDir) -> Vec<(String, Value, bool)> {
+    let ledger = Ledger::open(dir.path()).expect("a ledger");
+    let entry = ledger.entry("in-process", "t1").expect("readable").expect("an entry");
+    ledger.answers(entry.id).expect("readable")
+}
+
+/// With the ledger in this directory.
+fn with_ledger(server: &Server, dir: &TempDir) -> Options {
+    Options { ledger: Some(Arc::new(Ledger::open(dir.path()).expect("a ledger"))), ..server.options() }
+}
+
+#[tokio::test]
+async fn the_server_has_an_answer_when_its_task_goes_on() {
+    let (mut server, dir) = (Server::new(), TempDir::new());
+    let (client, mut stream) = server.client_with(with_ledger(&server, &dir)).await;
+    let (mut call, wait) = begun(&client, &mut stream).await;
+    stream.send(&question(&json!("t1.1.name"), form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    answers(&mut stream, &call, &key, ada()).await;
+    assert_eq!(next_briefs(&mut call, 1).await, ["settled name"]);
+    let answer = |is_acknowledged| ("name".to_owned(), ada().value().clone(), is_acknowledged);
+    assert_eq!(recorded(&dir), [answer(false)], "it was only sent");
+    for (status, is_acknowledged) in [("input_required", false), ("working", true)] {
+        let looked = async {
+            let look = stream.expect("tasks/get").await;
+            stream.result(&look, shown("t1", status)).await;
+        };
+        as_time_passes(&server.clock, "a look", 100 * MS, looked).await;
+        assert_eq!(next(&mut call).await.as_ref().map(brief).as_deref(), Some(status));
+        assert_eq!(recorded(&dir), [answer(is_acknowledged)], "{status}");
+    }
+    stream.result(&wait, ended("t1", "done")).await;
+    assert_eq!(rest(&mut call).await, ["done: done"]);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_only_sent_is_sent_again_by_the_next_process() {
+    let (mut server, dir) = (Server::new(), TempDir::new());
+    let (client, mut stream) = server.client_with(with_ledger(&server, &dir)).await;
+    let (mut call, _) = begun(&client, &mut stream).await;
+    stream.send(&question(&json!("t1.1.name"), form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    answers(&mut stream, &call, &key, ada()).await;
+    let reference = call.detach().expect("a task");
+    drop((client, stream));
+
+    let (client, mut stream) = server.client_with(with_ledger(&server, &dir)).await;
+    let found = async {
+        let look = stream.expect("tasks/get").await;
+        stream.result(&look, shown("t1", "input_required")).await;
+    };
+    let (call, ()) = with_timeout("the task", async { tokio::join!(client.attach(&reference), found) }).await;
+    let mut call = call.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let playing = async {
+        let mut wait = None;
+        while wait.is_none() {
+            let message = stream.next().await.expect("the stream goes on");
+            match message["method"].as_str() {
+                Some("tasks/result") => wait = Some(message),
+                _ => stream.result(&message, shown("t1", "input_required")).await,
+            }
+        }
+        stream.send(&question(&json!("t1.2.name"), form("Name?"), Some("t1"))).await;
+        loop {
+            let message = stream.next().await.expect("the stream goes on");
+            match message.get("method") {
+                Some(_) => stream.result(&message, shown("t1", "input_required")).await,
+                None => return (message, wait.expect("a wait")),
+            }
+        }
+    };
+    let (message, wait) = with_timeout("the answer", while_waiting(&mut call, playing)).await;
+    assert_eq!((&message["id"], &message["result"]), (&json!("t1.2.name"), ada().value()));
+    stream.result(&wait, ended("t1", "done")).await;
+    assert_eq!(rest(&mut call).await, ["done: done"], "nobody is asked");
 }
