@@ -93,7 +93,7 @@ impl LegacyClient {
             });
         }
         if legacy.link.wire.http().is_some() {
-            legacy.link.retry(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+            legacy.session_with_retries().await?;
         } else {
             // No retries: a program that cannot be started, or ends at once, would do so again.
             legacy.session().await?;
@@ -113,7 +113,7 @@ impl LegacyClient {
     async fn send(&self, id: i64, method: &str, params: &Value, cancellable: bool) -> Result<ResumableStream, RequestError> {
         let mut again = true;
         loop {
-            let session = self.session().await?;
+            let session = self.session().await.map_err(not_sent)?;
             let cancel = cancellable.then(|| link::cancel_notification(id, params.as_object().unwrap_or(&Map::new())));
             let outgoing = OutgoingRequest {
                 id,
@@ -378,7 +378,7 @@ impl LegacyClient {
 
     /// The questions of this session that are recorded and not answered.
     pub(super) async fn recorded_questions(&self, entry: &LedgerEntry) -> Result<Vec<RecordedQuestion>, Error> {
-        let session = self.session().await.map_err(|failed| self.link.error(failed))?.serial;
+        let session = self.session_with_retries().await.map_err(|failed| self.link.error(failed))?.serial;
         let tag = format!("{}/", self.tag(session));
         let mut all = Vec::new();
         for (name, question) in entry.open_questions().await?.into_iter().filter(|(name, _)| name.starts_with(&tag)) {
@@ -418,6 +418,12 @@ impl LegacyClient {
             let _ = self.link.with_timeout(Duration::from_secs(5), ending).await;
         }
     }
+}
+
+/// The error of a request whose session could not be begun: it was not sent. What says more is kept.
+fn not_sent(failed: RequestError) -> RequestError {
+    let says_more = matches!(failed, RequestError::Wire(WireError::ProgramEnded(_))) || failed.retry_after().is_some();
+    if failed.is_transient() && !says_more { WireError::Unsent(failed.reason()).into() } else { failed }
 }
 
 /// How a task failed. Some servers keep no result of it and respond with an internal error; then the status message says more.

@@ -85,6 +85,11 @@ impl LegacyClient {
         Ok(self.enter(&mut current, session).await)
     }
 
+    /// The current session. While none can be begun, it tries again.
+    pub(super) async fn session_with_retries(&self) -> Result<Arc<Session>, RequestError> {
+        self.link.retry(|| self.session(), |_, _| {}).await
+    }
+
     /// Switches to the session that the options name, because a task may be bound to it. False if there is none, or it was
     /// tried before.
     pub(super) async fn adopt(&self) -> Result<bool, RequestError> {
@@ -92,7 +97,7 @@ impl LegacyClient {
         if self.adoption_tried.swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
-        let fresh = self.session().await?;
+        let fresh = self.session_with_retries().await?;
         let mut current = self.session.lock().await;
         let (version, generation) = (fresh.version.clone(), fresh.generation);
         fresh.stop();

@@ -36,7 +36,7 @@ pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: 
     registration.set_task(&task);
     legacy.task_started(&task);
     let reference = driver.shared.reference();
-    let session = legacy.session().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
+    let session = legacy.session_with_retries().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
     driver.became_task(&task, session.or(reference.session)).await?;
     let peer = legacy.server_info();
     // The call was answered with segments. Those after the last one that was read can be asked for.

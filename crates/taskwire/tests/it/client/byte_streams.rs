@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
-    client::{Answer, Call, CallRecorder, Client, Connect, Era, Event, Ledger, Options, Question, Status, Target},
+    client::{Answer, Call, CallRecorder, Client, Connect, Era, Event, Ledger, Options, Question, Reference, Status, Target},
     clock::ManualClock,
 };
 use tokio::{
@@ -98,6 +98,17 @@ impl Stream {
         message
     }
 
+    /// The next request for the result of `t1`. A poll before it shows this status.
+    async fn expect_wait(&mut self, status: &str) -> Value {
+        loop {
+            let message = self.next().await.expect("the stream goes on");
+            if message["method"] == "tasks/result" {
+                return message;
+            }
+            self.result(&message, shown("t1", status)).await;
+        }
+    }
+
     async fn send(&mut self, message: &Value) {
         self.0.write_all(format!("{message}\n").as_bytes()).await.expect("writable");
     }
@@ -117,7 +128,7 @@ async fn begun(client: &Client, stream: &mut Stream) -> (Call, Value) {
     };
     let (mut call, ()) = start_job(client, playing).await;
     assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
-    let wait = with_timeout("the wait", while_waiting(&mut call, stream.expect("tasks/result"))).await;
+    let wait = with_timeout("the wait", while_waiting(&mut call, stream.expect_wait("working"))).await;
     (call, wait)
 }
 
@@ -185,6 +196,28 @@ async fn a_handshake_without_a_response_is_begun_anew_on_another_stream() {
     let (looked, (mut second, _third)) = as_time_passes(&clock, "the look", 100 * MS, looking).await;
     assert_eq!(looked.expect("a task").status, Status::Working);
     assert_eq!(with_timeout("the end of the second stream", second.next()).await, None);
+}
+
+#[tokio::test]
+async fn a_task_is_picked_up_also_if_its_server_ends_meanwhile() {
+    let mut server = Server::new();
+    let (client, mut stream) = server.client_with(server.options()).await;
+    let (clock, reference) = (server.clock.clone(), Reference::of_task("in-process", Era::Legacy, "t1"));
+    let playing = async {
+        let look = stream.expect("tasks/get").await;
+        stream.result(&look, shown("t1", "working")).await;
+        drop(stream);
+        // The next one ends in the middle of the handshake.
+        drop(server.is_greeted().await);
+        server.greets().await
+    };
+    let attaching = async { tokio::join!(client.attach(&reference), playing) };
+    let (call, mut stream) = as_time_passes(&clock, "the task", 10 * MS, attaching).await;
+    let mut call = call.expect("a run");
+    assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
+    let wait = with_timeout("the wait", while_waiting(&mut call, stream.expect_wait("working"))).await;
+    stream.result(&wait, ended("t1", "done")).await;
+    assert_eq!(rest(&mut call).await, ["done: done"]);
 }
 
 // Answers.
@@ -263,21 +296,14 @@ async fn an_answer_that_was_only_sent_is_sent_again_by_the_next_process() {
     let mut call = call.expect("a run");
     assert_eq!(next_briefs(&mut call, 1).await, ["task t1"]);
     let playing = async {
-        let mut wait = None;
-        while wait.is_none() {
-            let message = stream.next().await.expect("the stream goes on");
-            match message["method"].as_str() {
-                Some("tasks/result") => wait = Some(message),
-                _ => stream.result(&message, shown("t1", "input_required")).await,
-            }
-        }
+        let wait = stream.expect_wait("input_required").await;
         stream.send(&question(&json!("t1.2.name"), form("Name?"), Some("t1"))).await;
         loop {
             let message = stream.next().await.expect("the stream goes on");
-            match message.get("method") {
-                Some(_) => stream.result(&message, shown("t1", "input_required")).await,
-                None => return (message, wait.expect("a wait")),
+            if message.get("method").is_none() {
+                return (message, wait);
             }
+            stream.result(&message, shown("t1", "input_required")).await;
         }
     };
     let (message, wait) = with_timeout("the answer", while_waiting(&mut call, playing)).await;

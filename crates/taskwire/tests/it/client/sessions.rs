@@ -5,8 +5,11 @@ use serde_json::{Value, json};
 use taskwire::client::{Call, Client, Error, Event, Options, Question, Reference, answer_with};
 
 use super::{
-    legacy::{LATEST, agreed, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, unsettled, waited},
-    script::{MS, ScriptedRequest, ScriptedServer, ada, end, fails, form, next_notable, rest, with_members},
+    legacy::{
+        LATEST, agreed, answer, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, tools_of,
+        unsettled, waited,
+    },
+    script::{MS, ScriptedRequest, ScriptedServer, ada, call_job, end, fails, form, next_notable, rest, with_members},
 };
 use crate::kit::with_timeout;
 
@@ -221,6 +224,26 @@ async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
     let (client, ()) = script.as_time_passes("the connection", 20 * MS, connecting).await;
     client.expect("a connection");
     assert_eq!(script.count("initialize"), 3);
+}
+
+#[tokio::test]
+async fn a_call_that_was_not_sent_for_want_of_a_session_is_sent_later() {
+    let script = scripted().await;
+    script.always("tools/list", tools_of("forbidden"));
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let playing = async {
+        awaited(&script, "tools/call").await.empty(404).await;
+        script.expect("initialize").await.cut();
+        script.expect("initialize").await.empty(503).await;
+        begins(&script, "session-2").await;
+        let again = awaited(&script, "tools/call").await;
+        is_of(&again, "session-2");
+        again.result(answer("done")).await;
+    };
+    // Nothing says that this call may be made twice.
+    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
+    assert_eq!(end(&outcome.expect("a result")), "done: done");
+    assert_eq!(script.count("tools/call"), 2);
 }
 
 // A session of another process.
