@@ -1,5 +1,7 @@
 //! A call under way: [`Call`], which the caller holds, and [`Driver`], by which an era drives it.
 
+mod questions;
+
 use std::{
     collections::HashMap,
     pin::Pin,
@@ -11,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
-use taskwire_core::wire::RequestId;
 use tokio::sync::{mpsc, watch};
 
+use self::questions::TrackedQuestion;
+pub(crate) use self::questions::{AnswerRoute, is_refusal};
 use super::{
-    Answer, ConnectionState as LinkState, EraClient, Error, Event, Outcome, Question, Reference, Status, TaskSnapshot,
-    ledger_entry::LedgerEntry, link::PendingGuard,
+    Answer, ConnectionState as LinkState, EraClient, Error, Event, Outcome, Reference, Status, TaskSnapshot, ledger_entry::LedgerEntry,
+    link::PendingGuard,
 };
 
 /// Events that wait to be read.
@@ -58,43 +60,6 @@ impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("reference", &self.reference).finish_non_exhaustive()
     }
-}
-
-/// How an answer gets to the server.
-#[derive(Debug, Clone)]
-pub(crate) enum AnswerRoute {
-    /// With `tasks/update`.
-    TaskUpdate,
-    /// With the next round of the call.
-    NextRound(mpsc::Sender<(String, Value)>),
-    /// As the response to a request of the server, in the session that the request came in.
-    Response(RequestId, u64),
-}
-
-impl AnswerRoute {
-    /// The session of a question to which there is a response.
-    fn session(&self) -> Option<u64> {
-        if let Self::Response(_, session) = self { Some(*session) } else { None }
-    }
-}
-
-struct TrackedQuestion {
-    question: Question,
-    route: AnswerRoute,
-    /// Its key in the ledger; none if the ledger does not keep it.
-    ledger_key: Option<String>,
-    state: Stage,
-    /// The answer that was sent as a response, which the server does not acknowledge.
-    unacknowledged: Option<Value>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Open,
-    Sending,
-    Answered,
-    /// It needs no answer any more. Kept so that its key is not asked again.
-    Settled,
 }
 
 impl Call {
@@ -223,7 +188,7 @@ impl Call {
                         None => Answer::cancel(),
                     };
                     match self.answer(&question.key, answer).await {
-                        // Another client answered first.
+                        // Another client answered first, or its session has ended: then the question comes again if the server asks again.
                         Err(Error::AlreadyAnswered { .. } | Error::NoQuestion { .. }) | Ok(()) => {}
                         Err(error) => return Err(error),
                     }
@@ -267,85 +232,6 @@ impl Shared {
     fn try_emit(&self, event: Event) {
         if self.events.upgrade().is_some_and(|events| events.try_send(Ok(event)).is_ok()) {
             self.emitted.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    async fn answer(&self, key: &str, answer: Answer) -> Result<(), Error> {
-        let (route, ledger_key) = {
-            let mut questions = self.questions();
-            let asked = questions.get_mut(key).ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-            if asked.state != Stage::Open {
-                return Err(Error::AlreadyAnswered { key: key.to_owned() });
-            }
-            asked.question.check(&answer)?;
-            asked.state = Stage::Sending;
-            (asked.route.clone(), asked.ledger_key.clone())
-        };
-        // If this future is dropped half way, the question is open again. The ledger makes sure that a second answer is the same.
-        let reopen = Reopen { shared: self, key };
-        let result = self.submit_answer(key, route, ledger_key, answer.value()).await;
-        std::mem::forget(reopen);
-        let mut questions = self.questions();
-        let mut settled = false;
-        if let Some(asked) = questions.get_mut(key).filter(|asked| asked.state == Stage::Sending) {
-            // A response settles its question at once. After an update the task's state shows it, and a round ends with its questions.
-            settled = result.is_ok() && matches!(asked.route, AnswerRoute::Response(..));
-            asked.unacknowledged = settled.then(|| answer.value().clone());
-            asked.state = match (&result, settled) {
-                (Err(_), _) => Stage::Open,
-                (Ok(()), false) => Stage::Answered,
-                (Ok(()), true) => Stage::Settled,
-            };
-        }
-        drop(questions);
-        if settled {
-            self.try_emit(Event::QuestionSettled { key: key.to_owned() });
-        }
-        result
-    }
-
-    fn keep_unacknowledged(&self, key: &str, answer: Value) {
-        if let Some(asked) = self.questions().get_mut(key).filter(|asked| matches!(asked.route, AnswerRoute::Response(..))) {
-            asked.unacknowledged = Some(answer);
-        }
-    }
-
-    async fn submit_answer(&self, key: &str, route: AnswerRoute, ledger_key: Option<String>, answer: &Value) -> Result<(), Error> {
-        match ledger_key {
-            Some(kept) => self.entry.answer_once(&kept, key, answer, |answer| self.send(key, route, answer)).await,
-            None => self.send(key, route, answer.clone()).await,
-        }
-    }
-
-    async fn send(&self, key: &str, route: AnswerRoute, answer: Value) -> Result<(), Error> {
-        match route {
-            AnswerRoute::NextRound(round) => {
-                round.send((key.to_owned(), answer)).await.map_err(|_| Error::NoQuestion { key: key.to_owned() })
-            }
-            AnswerRoute::TaskUpdate => {
-                let task = self.reference().task.ok_or_else(|| Error::NoQuestion { key: key.to_owned() })?;
-                self.client.update(&task, key, &answer).await
-            }
-            AnswerRoute::Response(id, session) => self.client.respond(&id, session, &answer).await,
-        }
-    }
-}
-
-/// Whether the server received the request and refused it.
-pub(crate) fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::Rpc(_) | Error::Refused { .. } | Error::TaskNotFound { .. })
-}
-
-/// Opens a question again whose answer was not sent.
-struct Reopen<'a> {
-    shared: &'a Shared,
-    key: &'a str,
-}
-
-impl Drop for Reopen<'_> {
-    fn drop(&mut self) {
-        if let Some(asked) = self.shared.questions().get_mut(self.key).filter(|asked| asked.state == Stage::Sending) {
-            asked.state = Stage::Open;
         }
     }
 }
@@ -419,121 +305,6 @@ impl Driver {
 
     pub(crate) async fn record_end(&self, status: Status, message: Option<String>) {
         self.shared.entry.update_status(status, message).await;
-    }
-
-    /// Emits a question, each key once. An answer that an earlier process recorded is sent again instead, if the server may
-    /// not have it.
-    pub(crate) async fn ask(&mut self, question: Question, route: AnswerRoute, ledger_key: Option<String>) -> Result<(), Error> {
-        let key = question.key.clone();
-        if self.shared.questions().contains_key(&key) {
-            return Ok(());
-        }
-        let before = match &ledger_key {
-            Some(ledger_key) => self.shared.entry.recorded_answer(ledger_key).await?,
-            None => None,
-        };
-        let state = if before.is_some() { Stage::Settled } else { Stage::Open };
-        self.shared.questions().insert(
-            key.clone(),
-            TrackedQuestion {
-                question: question.clone(),
-                route: route.clone(),
-                ledger_key: ledger_key.clone(),
-                state,
-                unacknowledged: None,
-            },
-        );
-        match before {
-            None => self.emit(Event::Question(question)).await,
-            Some((_, true)) => {}
-            Some((answer, false)) => match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
-                Ok(()) | Err(Error::AlreadyAnswered { .. }) => self.shared.keep_unacknowledged(&key, answer),
-                Err(error) if is_refusal(&error) => {
-                    if let Some(asked) = self.shared.questions().get_mut(&key) {
-                        asked.state = Stage::Open;
-                    }
-                    self.emit(Event::Question(question)).await;
-                }
-                Err(error) => return Err(error),
-            },
-        }
-        Ok(())
-    }
-
-    /// Answers a question whose answer the client knows.
-    pub(crate) async fn answer_without_asking(
-        &mut self,
-        question: Question,
-        route: AnswerRoute,
-        ledger_key: Option<String>,
-        answer: Value,
-    ) -> Result<(), Error> {
-        let key = question.key.clone();
-        if self.shared.questions().contains_key(&key) {
-            return Ok(());
-        }
-        let tracked =
-            TrackedQuestion { question, route: route.clone(), ledger_key: ledger_key.clone(), state: Stage::Settled, unacknowledged: None };
-        self.shared.questions().insert(key.clone(), tracked);
-        match self.shared.submit_answer(&key, route, ledger_key, &answer).await {
-            Err(Error::AlreadyAnswered { .. }) | Ok(()) => {
-                self.shared.keep_unacknowledged(&key, answer);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The server asked the question again: an answer takes the new route. One that was sent before did not arrive, and is sent again.
-    pub(crate) async fn asked_again(&self, key: &str, route: AnswerRoute) {
-        let lost = match self.shared.questions().get_mut(key) {
-            Some(asked) if asked.state == Stage::Open => {
-                asked.route = route.clone();
-                None
-            }
-            // In the session in which it was sent, it is on its way.
-            Some(asked) if asked.route.session() != route.session() => {
-                asked.route = route.clone();
-                asked.unacknowledged.clone()
-            }
-            _ => None,
-        };
-        if let Some(answer) = lost
-            && let Err(error) = self.shared.send(key, route, answer).await
-        {
-            tracing::debug!(key, %error, "an answer could not be sent again: the server will ask again");
-        }
-    }
-
-    /// Whether the question has come before.
-    pub(crate) fn knows(&self, key: &str) -> bool {
-        self.shared.questions().contains_key(key)
-    }
-
-    pub(crate) async fn withdraw(&mut self, key: &str) {
-        let open = self.shared.questions().get(key).is_some_and(|asked| asked.state == Stage::Open);
-        if open {
-            self.retain_questions(|other| other != key).await;
-        }
-    }
-
-    /// Settles all questions but these.
-    pub(crate) async fn retain_questions(&mut self, still: impl Fn(&str) -> bool) {
-        let mut gone = Vec::new();
-        for (key, asked) in self.shared.questions().iter_mut() {
-            if asked.state != Stage::Settled && !still(key) {
-                asked.state = Stage::Settled;
-                gone.push(key.clone());
-            }
-        }
-        for key in gone {
-            self.emit(Event::QuestionSettled { key }).await;
-        }
-    }
-
-    /// The next round may use the same keys for other questions.
-    pub(crate) fn clear_questions(&self) {
-        self.shared.questions().clear();
     }
 
     pub(crate) async fn wait_for_cancel(&self) {

@@ -98,7 +98,7 @@ pub enum Event {
         /// What the tool is doing.
         message: Option<String>,
     },
-    /// A question. Each key comes once.
+    /// A question. Each key comes once, and again if an answer to it did not arrive and the server asks again.
     Question(Question),
     /// The question needs no answer any more: it was answered, here or elsewhere, or withdrawn.
     QuestionSettled {

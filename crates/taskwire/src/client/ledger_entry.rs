@@ -122,8 +122,8 @@ impl LedgerEntry {
     }
 
     /// Answers the question `key`, whose key in the ledger is `name`. Of several answers, the client sends only the first one that was
-    /// recorded.
-    pub(crate) async fn answer_once<F: Future<Output = Result<(), Error>>>(
+    /// recorded. `send` returns whether the server has acknowledged it.
+    pub(crate) async fn answer_once<F: Future<Output = Result<bool, Error>>>(
         &self,
         name: &str,
         key: &str,
@@ -137,14 +137,18 @@ impl LedgerEntry {
             Recorded::Before { answer, .. } => answer,
         };
         let is_ours = first == *answer;
-        if let Err(error) = send(first).await {
-            // The server refused it, so another answer may be recorded.
-            if is_refusal(&error) {
-                self.withdraw_answer(name).await?;
+        match send(first).await {
+            Ok(true) => self.acknowledge_answer(name).await?,
+            // Whoever sees later that the server has it says so. Until then it is sent again if the server asks again.
+            Ok(false) => {}
+            Err(error) => {
+                // The server refused it, so another answer may be recorded.
+                if is_refusal(&error) {
+                    self.withdraw_answer(name).await?;
+                }
+                return Err(error);
             }
-            return Err(error);
         }
-        self.acknowledge_answer(name).await?;
         if is_ours { Ok(()) } else { answered_before() }
     }
 
@@ -159,7 +163,8 @@ impl LedgerEntry {
         self.with(move |entry| entry.ledger.acknowledge_answer(entry.id, &key)).await.map(drop)
     }
 
-    async fn withdraw_answer(&self, key: &str) -> Result<(), Error> {
+    /// The server refused the answer.
+    pub(crate) async fn withdraw_answer(&self, key: &str) -> Result<(), Error> {
         let key = key.to_owned();
         self.with(move |entry| entry.ledger.withdraw_answer(entry.id, &key)).await.map(drop)
     }

@@ -425,8 +425,8 @@ impl EraClient {
         }
     }
 
-    /// Sends an answer as the response to a request of the server.
-    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
+    /// Sends an answer as the response to a request of the server. True if the server has acknowledged it.
+    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<bool, Error> {
         match self {
             Self::Modern(_) => Err(Error::Closed),
             Self::Legacy(legacy) => legacy.respond(id, session, answer).await,
@@ -437,7 +437,7 @@ impl EraClient {
     async fn answer_and_record(&self, task: &str, key: &str, answer: Answer) -> Result<(), Error> {
         let link = self.link();
         let entry = LedgerEntry::find_or_add(&link.options, Reference::of_task(&link.server, Era::Modern, task)).await?;
-        let send = |answer: Value| async move { self.update(task, key, &answer).await };
+        let send = |answer: Value| async move { self.update(task, key, &answer).await.map(|()| true) };
         entry.answer_once(key, key, answer.value(), send).await
     }
 }

@@ -129,7 +129,7 @@ async fn take_notice(driver: &mut Driver, notice: Notice) -> Result<(), RequestE
             let request = json!({"method": method, "params": params});
             let input =
                 crate::client::Question::read(&question_key(&id, session), Payload::from(request)).map_err(RequestError::Protocol)?;
-            driver.ask(input, AnswerRoute::Response(id, session), None).await?;
+            driver.ask(input, AnswerRoute::Response { id, session, times: 1 }, None).await?;
         }
         notice => forward_notice(driver, notice).await,
     }

@@ -93,7 +93,7 @@ impl LegacyClient {
             });
         }
         if legacy.link.wire.http().is_some() {
-            legacy.link.retry(|| async { legacy.session().await.map(drop) }, |_, _| {}).await?;
+            legacy.session_with_retries().await?;
         } else {
             // No retries: a program that cannot be started, or ends at once, would do so again.
             legacy.session().await?;
@@ -113,7 +113,7 @@ impl LegacyClient {
     async fn send(&self, id: i64, method: &str, params: &Value, cancellable: bool) -> Result<ResumableStream, RequestError> {
         let mut again = true;
         loop {
-            let session = self.session().await?;
+            let session = self.session().await.map_err(not_sent)?;
             let cancel = cancellable.then(|| link::cancel_notification(id, params.as_object().unwrap_or(&Map::new())));
             let outgoing = OutgoingRequest {
                 id,
@@ -163,8 +163,9 @@ impl LegacyClient {
         Ok(self.link.wire.send_one_way(body, session.headers(), Some(session.generation)).await?)
     }
 
-    /// Sends an answer as the response to a request of the server.
-    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<(), Error> {
+    /// Sends an answer as the response to a request of the server. True if the server has acknowledged it: HTTP has a status for it, a
+    /// byte stream has nothing.
+    pub(crate) async fn respond(&self, id: &RequestId, session: u64, answer: &Value) -> Result<bool, Error> {
         let body = json!({"jsonrpc": "2.0", "id": id, "result": answer}).to_string();
         let respond_once = || async {
             let current = self.session().await?;
@@ -172,7 +173,14 @@ impl LegacyClient {
             if current.serial != session {
                 return Err(Error::NoQuestion { key: id.to_string() }.into());
             }
-            Ok(self.link.wire.send_one_way(body.clone(), current.headers(), Some(current.generation)).await?)
+            match self.link.wire.send_one_way(body.clone(), current.headers(), Some(current.generation)).await {
+                // The server has forgotten the session. If it still needs the answer, it asks again in the next one.
+                Err(WireError::Status { status: 404, .. }) if current.id.is_some() => {
+                    self.forget(&current).await;
+                    Err(Error::NoQuestion { key: id.to_string() }.into())
+                }
+                sent => Ok(sent.map(|()| self.link.wire.http().is_some())?),
+            }
         };
         self.link.retry(respond_once, |_, _| {}).await.map_err(|failed| self.link.error(failed))
     }
@@ -362,14 +370,15 @@ impl LegacyClient {
         if !matches!(entry.record_answer(&recorded.ledger_key, answer.value()).await?, Recorded::New) {
             return Err(Error::AlreadyAnswered { key: key.to_owned() });
         }
-        self.respond(&recorded.id, recorded.session, answer.value()).await?;
-        entry.acknowledge_answer(&recorded.ledger_key).await?;
+        if self.respond(&recorded.id, recorded.session, answer.value()).await? {
+            entry.acknowledge_answer(&recorded.ledger_key).await?;
+        }
         Ok(true)
     }
 
     /// The questions of this session that are recorded and not answered.
     pub(super) async fn recorded_questions(&self, entry: &LedgerEntry) -> Result<Vec<RecordedQuestion>, Error> {
-        let session = self.session().await.map_err(|failed| self.link.error(failed))?.serial;
+        let session = self.session_with_retries().await.map_err(|failed| self.link.error(failed))?.serial;
         let tag = format!("{}/", self.tag(session));
         let mut all = Vec::new();
         for (name, question) in entry.open_questions().await?.into_iter().filter(|(name, _)| name.starts_with(&tag)) {
@@ -409,6 +418,12 @@ impl LegacyClient {
             let _ = self.link.with_timeout(Duration::from_secs(5), ending).await;
         }
     }
+}
+
+/// The error of a request whose session could not be begun: it was not sent. What says more is kept.
+fn not_sent(failed: RequestError) -> RequestError {
+    let says_more = matches!(failed, RequestError::Wire(WireError::ProgramEnded(_))) || failed.retry_after().is_some();
+    if failed.is_transient() && !says_more { WireError::Unsent(failed.reason()).into() } else { failed }
 }
 
 /// How a task failed. Some servers keep no result of it and respond with an internal error; then the status message says more.

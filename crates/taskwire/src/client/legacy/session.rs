@@ -14,7 +14,7 @@ use crate::client::{
     Era, Error, ServerInfo,
     link::{self, RequestError},
     modern::{IDEMPOTENCY, PARTIALS},
-    wire::OutgoingRequest,
+    wire::{Exchange, OutgoingRequest},
 };
 
 /// How long the first request waits for the session stream: the server may lose messages that it sends before that is open.
@@ -54,6 +54,21 @@ impl Drop for Session {
     }
 }
 
+/// The exchange of `initialize`. If the handshake fails or is dropped half way, it ends the byte stream: a server accepts `initialize`
+/// once on each, so the next session needs another one.
+struct Handshake {
+    exchange: Exchange,
+    is_complete: bool,
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            self.exchange.end_stream("the client did not complete the handshake");
+        }
+    }
+}
+
 impl LegacyClient {
     /// The current session; begins one if there is none.
     pub(super) async fn session(&self) -> Result<Arc<Session>, RequestError> {
@@ -70,6 +85,11 @@ impl LegacyClient {
         Ok(self.enter(&mut current, session).await)
     }
 
+    /// The current session. While none can be begun, it tries again.
+    pub(super) async fn session_with_retries(&self) -> Result<Arc<Session>, RequestError> {
+        self.link.retry(|| self.session(), |_, _| {}).await
+    }
+
     /// Switches to the session that the options name, because a task may be bound to it. False if there is none, or it was
     /// tried before.
     pub(super) async fn adopt(&self) -> Result<bool, RequestError> {
@@ -77,7 +97,7 @@ impl LegacyClient {
         if self.adoption_tried.swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
-        let fresh = self.session().await?;
+        let fresh = self.session_with_retries().await?;
         let mut current = self.session.lock().await;
         let (version, generation) = (fresh.version.clone(), fresh.generation);
         fresh.stop();
@@ -141,16 +161,18 @@ impl LegacyClient {
         });
         let id = self.link.next_id();
         let body = link::request(id, "initialize", &params);
-        let mut exchange =
+        let exchange =
             self.link.wire.request(OutgoingRequest { id, body, headers: Vec::new(), cancel: None, generation: Some(generation) }).await?;
-        let result = link::read_response(&mut exchange, id, |message| self.dispatch(message, None)).await?;
+        let mut handshake = Handshake { exchange, is_complete: false };
+        let result = link::read_response(&mut handshake.exchange, id, |message| self.dispatch(message, None)).await?;
         let peer = self.read_initialize_result(&result)?;
         let version = peer.protocol.clone();
         *self.server_info.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(peer);
-        let id = exchange.session().map(str::to_owned);
+        let id = handshake.exchange.session().map(str::to_owned);
         let session = Session { id, version, generation, serial, adopted: false, session_stream: Mutex::default() };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
         self.link.wire.send_one_way(ready, session.headers(), Some(generation)).await?;
+        handshake.is_complete = true;
         Ok(session)
     }
 

@@ -36,7 +36,7 @@ pub(crate) async fn attach(legacy: Arc<LegacyClient>, mut driver: Driver, task: 
     registration.set_task(&task);
     legacy.task_started(&task);
     let reference = driver.shared.reference();
-    let session = legacy.session().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
+    let session = legacy.session_with_retries().await.map_err(|failed| legacy.link.error(failed))?.id.clone();
     driver.became_task(&task, session.or(reference.session)).await?;
     let peer = legacy.server_info();
     // The call was answered with segments. Those after the last one that was read can be asked for.
@@ -108,6 +108,8 @@ impl Watch {
         let mut result = wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
         let mut asking = true;
         let mut looking: Option<PendingTask> = None;
+        // Questions that were answered before the poll was sent.
+        let mut answered = Vec::new();
         let mut ended: Option<TaskSnapshot> = None;
         let mut ask_again: Option<Timestamp> = None;
         loop {
@@ -125,6 +127,7 @@ impl Watch {
             }
             if looking.is_none() && ended.is_none() && clock.now() >= due {
                 let (legacy, task) = (self.legacy.clone(), self.task.clone());
+                answered = self.driver.unacknowledged_answers();
                 looking = Some(async move { legacy.get_task(&task).await }.boxed());
             }
             // The connection may be dead if there is no result although the task has ended: ask again.
@@ -163,6 +166,9 @@ impl Watch {
                         Ok(snapshot) => {
                             self.backoff.reset();
                             self.driver.connection_restored();
+                            if snapshot.status != Status::InputRequired {
+                                self.driver.acknowledge_answers(std::mem::take(&mut answered)).await;
+                            }
                             // The server sends questions only to a client that waits for the result.
                             if snapshot.status == Status::InputRequired && !asking {
                                 result = self::wait_for_result(self.legacy.clone(), self.task.clone(), self.registration.inbox.clone()).boxed();
@@ -192,7 +198,8 @@ impl Watch {
     /// Asks the questions that an earlier process received in the same session: the server does not send them again.
     async fn restore_questions(&mut self) -> Result<(), Error> {
         for recorded in self.legacy.recorded_questions(&self.driver.shared.entry).await? {
-            self.driver.ask(recorded.question, AnswerRoute::Response(recorded.id, recorded.session), Some(recorded.ledger_key)).await?;
+            let route = AnswerRoute::Response { id: recorded.id, session: recorded.session, times: 1 };
+            self.driver.ask(recorded.question, route, Some(recorded.ledger_key)).await?;
         }
         Ok(())
     }
@@ -244,32 +251,30 @@ impl Watch {
         Ok(None)
     }
 
-    /// The key of a question, and whether it is valid beyond its session: Taskwire servers write the key into the request id.
-    /// The id of any other server is valid in its session only.
-    fn key(&self, id: &RequestId, session: u64) -> (String, bool) {
+    /// The key of a question. If it is valid beyond its session, also how often the server has asked it, with answers that it refused in
+    /// between: Taskwire servers write both into the request id. The id of any other server is valid in its session only.
+    fn key(&self, id: &RequestId, session: u64) -> (String, Option<u32>) {
         let text = id.to_string();
         let ours = text.strip_prefix(&self.task).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
-        ours.map_or_else(|| (question_key(id, session), false), |(_, key)| (key.to_owned(), true))
+        let Some((nonce, key)) = ours else { return (question_key(id, session), None) };
+        let times = nonce.split_once('~').and_then(|(_, times)| times.parse().ok()).unwrap_or(1);
+        (key.to_owned(), Some(times))
     }
 
     async fn ask(&mut self, id: RequestId, session: u64, method: &str, params: &Payload) -> Result<(), Error> {
-        let (key, ours) = self.key(&id, session);
-        let route = AnswerRoute::Response(id.clone(), session);
+        let (key, times) = self.key(&id, session);
+        let route = AnswerRoute::Response { id: id.clone(), session, times: times.unwrap_or(1) };
         let question = json!({"id": id, "method": method, "params": params});
         let input = Question::read(&key, Payload::from(question.clone()))
             .map_err(|reason| self.legacy.link.error(RequestError::Protocol(reason)))?;
-        if self.driver.knows(&key) {
-            self.driver.asked_again(&key, route).await;
-            return Ok(());
-        }
         // A key that is valid beyond its session needs no session in the ledger, and the server sends the question again.
-        let ledger_key = if !ours {
-            let ledger_key = format!("{}/{id}", self.legacy.tag(session));
+        let ledger_key = if times.is_some() { key.clone() } else { format!("{}/{id}", self.legacy.tag(session)) };
+        if self.driver.knows(&key) {
+            return self.driver.asked_again(input, route, Some(ledger_key)).await;
+        }
+        if times.is_none() {
             self.driver.shared.entry.record_question(&ledger_key, &question).await?;
-            ledger_key
-        } else {
-            key
-        };
+        }
         self.driver.ask(input, route, Some(ledger_key)).await
     }
 
@@ -410,6 +415,7 @@ impl Watch {
             Outcome::Result(_) => None,
         };
         self.legacy.task_ended(&self.task);
+        self.driver.acknowledge_answers(self.driver.unacknowledged_answers()).await;
         self.driver.record_end(status, message).await;
         Ok(outcome)
     }

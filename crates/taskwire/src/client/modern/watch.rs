@@ -164,7 +164,7 @@ impl Watch {
                     reading = None;
                     read_due = match page {
                         Ok(page) => {
-                            self.driver.connection_restored();
+                            self.server_is_there();
                             // A server that does not wait is not asked again at once.
                             let server_waited = clock.now().since(read_began) >= timing.long_poll / 2;
                             let wait = if page.chunks.is_empty() && !server_waited { self.poll } else { Duration::ZERO };
@@ -216,8 +216,7 @@ impl Watch {
         let options = self.modern.link.options.clone();
         match seen {
             Ok(snapshot) => {
-                self.backoff.reset();
-                self.driver.connection_restored();
+                self.server_is_there();
                 self.version = snapshot.raw["_meta"].get(TASK_VERSION).cloned();
                 self.pace(&snapshot);
                 self.show(snapshot).await?;
@@ -241,6 +240,12 @@ impl Watch {
         }
     }
 
+    /// The server has responded or pushed: the give-up time begins anew with the next failure, also if no poll succeeds in between.
+    fn server_is_there(&mut self) {
+        self.backoff.reset();
+        self.driver.connection_restored();
+    }
+
     fn pace(&mut self, snapshot: &TaskSnapshot) {
         let timing = &self.modern.link.options.timing;
         self.poll = snapshot.poll_ms.map_or(POLL, Duration::from_millis).max(timing.poll_min).min(timing.poll_max);
@@ -259,6 +264,7 @@ impl Watch {
                 Ok(snapshot) if is_before(&snapshot.updated_at, &self.updated) => {}
                 Ok(snapshot) => {
                     self.pace(&snapshot);
+                    self.backoff.reset();
                     self.status_pushed = true;
                     self.end_pushed = self.output_pushed && snapshot.outcome.is_some();
                     self.show(snapshot).await?;
@@ -267,7 +273,7 @@ impl Watch {
                 Err(reason) => tracing::debug!(reason, "a notification is passed over"),
             },
             Notice::StreamUp { output, first_seq: from } => {
-                self.driver.connection_restored();
+                self.server_is_there();
                 (self.push_known, self.pushed, self.status_pushed) = (true, true, false);
                 self.output_pushed = output;
                 if let Some(from) = from {
@@ -350,7 +356,7 @@ impl Watch {
             link.retry(|| super::read_output(&link, task, from, Duration::ZERO), |reason, wait| driver.connection_lost(reason, wait)).await;
         match page {
             Ok(page) => {
-                self.driver.connection_restored();
+                self.server_is_there();
                 self.take_page(page).await;
                 // An empty page is the last. If the inbox drops more meanwhile, it says so again.
                 self.behind &= self.order.next() > from && !self.all_read;

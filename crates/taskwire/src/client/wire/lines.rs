@@ -216,6 +216,15 @@ impl LinesExchange {
             None => Err(self.pipe.routes.lost()),
         }
     }
+
+    /// Ends the stream: the next request begins another one, and drops this one with its program. Other requests on it are lost.
+    pub(super) fn end_stream(&self, reason: &str) {
+        // The reason why it ended by itself says more.
+        if !self.pipe.routes.ended() {
+            self.pipe.routes.end(reason.to_owned());
+        }
+        self.pipe.reader.abort();
+    }
 }
 
 impl Drop for LinesExchange {

@@ -171,6 +171,13 @@ impl Exchange {
         }
     }
 
+    /// Ends the byte stream, so that the next request begins another one. Over HTTP each request has a stream of its own.
+    pub(crate) fn end_stream(&self, reason: &str) {
+        if let Self::Lines(exchange) = self {
+            exchange.end_stream(reason);
+        }
+    }
+
     /// The HTTP status; 200 where there is none.
     pub(crate) fn status(&self) -> u16 {
         self.http().map_or(200, |exchange| exchange.status)

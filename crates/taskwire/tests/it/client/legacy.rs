@@ -101,7 +101,7 @@ pub(crate) fn progress(token: &Value, far: Value) -> Value {
 }
 
 /// A question as a request of the server.
-fn question(id: &Value, question: Value, task: Option<&str>) -> Value {
+pub(crate) fn question(id: &Value, question: Value, task: Option<&str>) -> Value {
     let mut request = with_members(question, json!({"jsonrpc": "2.0", "id": id}));
     if let Some(task) = task {
         request["params"]["_meta"] = related(task);

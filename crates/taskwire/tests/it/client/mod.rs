@@ -2,6 +2,7 @@
 
 mod behind;
 mod between;
+mod byte_streams;
 mod detect;
 mod examples;
 mod hubs;

@@ -13,12 +13,12 @@ use taskwire::{
 use super::{
     legacy::{self, awaited, begun, client_of, ended, having, held, joined, made, progress, scripted, shown, tools_of},
     script::{
-        KEY, MS, SECOND, ScriptedServer, asking, call_job, completed, end, everything, fails, form, last, next_briefs, response, rest,
-        start_job, task, text_result, while_waiting,
+        KEY, LISTEN, MS, SECOND, ScriptedRequest, ScriptedServer, asking, brief, call_job, complete, completed, end, everything, fails,
+        form, last, next, next_briefs, response, rest, start_job, task, text_result, while_waiting, with_members,
     },
 };
 use crate::{
-    kit::{TempDir, TestServer, with_timeout},
+    kit::{TASKS, TempDir, TestServer, with_timeout},
     tasks::{Signal, quick, registry, tool},
     tool_harness::{ToolHarness, uncoalesced},
 };
@@ -71,6 +71,33 @@ async fn a_held_call_that_is_cut_again_and_again_is_not_given_up_while_the_serve
     };
     let (outcome, ()) = call_job(&client, json!({}), playing).await;
     assert_eq!(end(&outcome.expect("a result")), "done: done");
+}
+
+#[tokio::test]
+async fn a_failure_of_long_ago_does_not_count_where_the_server_was_there_since() {
+    let script = ScriptedServer::start().await;
+    // A look that is not answered is given up when the task is pushed.
+    script.may_remain("tasks/get");
+    script.may_remain(LISTEN);
+    let timing = Timing { give_up_after: 60 * SECOND, ..Timing::default() };
+    let client = script.client_with(Options { timing, ..script.options() }, json!({TASKS: {}})).await;
+    let (mut call, listen) = script.watched(&client, "t1").await;
+    listen.cut();
+    while_waiting(&mut call, script.expect("tasks/get")).await.empty(503).await;
+    let mut listen = script.as_time_passes("the stream", 10 * MS, while_waiting(&mut call, script.listen())).await;
+    for n in 0..4 {
+        script.clock.advance(20 * SECOND);
+        listen.task(with_members(task("t1", "working"), json!({"statusMessage": n.to_string()}))).await;
+        let told = format!("working: {n}");
+        while brief(&next(&mut call).await.expect("the run goes on")) != told {}
+    }
+    let since = script.clock.now();
+    let is_look = |asked: &ScriptedRequest| asked.kind() == "tasks/get" && asked.at >= since;
+    listen.cut();
+    while_waiting(&mut call, script.expect_where("a look", is_look)).await.empty(503).await;
+    let again = script.as_time_passes("another look", 10 * MS, while_waiting(&mut call, script.expect_where("a look", is_look))).await;
+    again.result(complete(completed("t1", "end"))).await;
+    assert_eq!(rest(&mut call).await, ["done: end"]);
 }
 
 #[tokio::test]

@@ -2,11 +2,14 @@
 //! ends each that it begins.
 
 use serde_json::{Value, json};
-use taskwire::client::{Call, Client, Error, Event, Options, Reference};
+use taskwire::client::{Call, Client, Error, Event, Options, Question, Reference, answer_with};
 
 use super::{
-    legacy::{LATEST, agreed, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, unsettled, waited},
-    script::{MS, ScriptedRequest, ScriptedServer, ada, fails, form, next_notable, rest, with_members},
+    legacy::{
+        LATEST, agreed, answer, awaited, begun, ended, having, joined, made_by, options, related, scripted, shown, stood, tools_of,
+        unsettled, waited,
+    },
+    script::{MS, ScriptedRequest, ScriptedServer, ada, call_job, end, fails, form, next_notable, rest, with_members},
 };
 use crate::kit::with_timeout;
 
@@ -20,6 +23,11 @@ fn question(message: &str) -> Value {
     let mut request = with_members(form(message), json!({"jsonrpc": "2.0", "id": 0}));
     request["params"]["_meta"] = related("t1");
     request
+}
+
+/// The same question under an id of our own servers, which names it in whatever session.
+fn named_question(request: u32) -> Value {
+    with_members(question("Name?"), json!({"id": format!("t1.{request}.name")}))
 }
 
 /// That a request names this session.
@@ -126,6 +134,83 @@ async fn a_question_of_the_next_session_is_not_taken_for_one_of_the_last() {
     assert_eq!(script.count("response"), 1);
 }
 
+/// Takes the answer to [`named_question`] in this session, and says this status to it.
+async fn takes(script: &ScriptedServer, session: &str, request: u32, status: u16) {
+    let reply = script.expect_reply().await;
+    is_of(&reply, session);
+    assert_eq!(reply.message["id"], format!("t1.{request}.name"));
+    assert_eq!(reply.message["result"], json!({"action": "accept", "content": {"name": "Ada"}}));
+    reply.empty(status).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_with_its_session_is_given_again_by_who_was_named_for_it() {
+    let script = scripted().await;
+    let options = Options { question_handler: Some(answer_with(|_: Question| async { ada() })), ..options(&script) };
+    let client = joined(&script, options, having(json!({}))).await;
+    let (call, mut wait) = begun(&script, &client, "t1").await;
+    wait.event(named_question(1)).await;
+    let playing = async {
+        takes(&script, FIRST, 1, 404).await;
+        wait.cut();
+        let mut wait = waits_anew(&script, "session-2").await.sse().await;
+        wait.event(named_question(2)).await;
+        takes(&script, "session-2", 2, 202).await;
+        wait.result(ended("t1", "done")).await;
+    };
+    let (outcome, ()) = with_timeout("the end", async { tokio::join!(call.finish(), playing) }).await;
+    assert_eq!(end(&outcome.expect("a result")), "done: done");
+}
+
+#[tokio::test]
+async fn a_question_whose_answer_is_lost_with_its_session_comes_again() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    wait.event(named_question(1)).await;
+    let (key, _) = asked(&mut call).await;
+    let answering = async { tokio::join!(call.answer(&key, ada()), takes(&script, FIRST, 1, 404)) };
+    let error = with_timeout("the refusal", answering).await.0.expect_err("its session is over");
+    assert!(matches!(error, Error::NoQuestion { .. }), "{error:?}");
+    wait.cut();
+    let mut wait = waits_anew(&script, "session-2").await.sse().await;
+    wait.event(named_question(2)).await;
+    assert_eq!(asked(&mut call).await.0, key);
+    let answering = async { tokio::join!(call.answer(&key, ada()), takes(&script, "session-2", 2, 202)) };
+    with_timeout("the answer", answering).await.0.expect("taken");
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_on_its_way_when_its_session_ends_goes_to_the_next_one() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    wait.event(named_question(1)).await;
+    let (key, _) = asked(&mut call).await;
+    let playing = async {
+        let lost_answer = script.expect_reply().await;
+        wait.cut();
+        let lost = script.as_time_passes("the wait", 10 * MS, awaited(&script, "tasks/result")).await;
+        is_of(&lost, FIRST);
+        lost.empty(404).await;
+        let mut wait = waits_anew(&script, "session-2").await.sse().await;
+        wait.event(named_question(2)).await;
+        // What is answered now was read behind it.
+        wait.event(json!({"jsonrpc": "2.0", "id": "p", "method": "ping"})).await;
+        script.expect_where("the response to the ping", |asked| asked.message["id"] == "p").await.empty(202).await;
+        lost_answer.cut();
+        script.as_time_passes("the answer", 10 * MS, takes(&script, "session-2", 2, 202)).await;
+        wait
+    };
+    let (answered, wait) = with_timeout("the answer", async { tokio::join!(call.answer(&key, ada()), playing) }).await;
+    answered.expect("taken");
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
+    assert_eq!(script.count("response"), 3, "one of them to the ping");
+}
+
 #[tokio::test]
 async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
     let script = scripted().await;
@@ -139,6 +224,26 @@ async fn a_session_that_cannot_be_begun_just_now_is_begun_later() {
     let (client, ()) = script.as_time_passes("the connection", 20 * MS, connecting).await;
     client.expect("a connection");
     assert_eq!(script.count("initialize"), 3);
+}
+
+#[tokio::test]
+async fn a_call_that_was_not_sent_for_want_of_a_session_is_sent_later() {
+    let script = scripted().await;
+    script.always("tools/list", tools_of("forbidden"));
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let playing = async {
+        awaited(&script, "tools/call").await.empty(404).await;
+        script.expect("initialize").await.cut();
+        script.expect("initialize").await.empty(503).await;
+        begins(&script, "session-2").await;
+        let again = awaited(&script, "tools/call").await;
+        is_of(&again, "session-2");
+        again.result(answer("done")).await;
+    };
+    // Nothing says that this call may be made twice.
+    let (outcome, ()) = script.as_time_passes("the call", 10 * MS, call_job(&client, json!({}), playing)).await;
+    assert_eq!(end(&outcome.expect("a result")), "done: done");
+    assert_eq!(script.count("tools/call"), 2);
 }
 
 // A session of another process.

@@ -290,6 +290,64 @@ async fn a_question_that_a_new_wait_repeats_is_not_asked_again() {
 }
 
 #[tokio::test]
+async fn a_question_that_is_repeated_after_its_answer_is_answered_there_too() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    let first = json!("t1.1.name");
+    wait.event(question(&first, form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    assert_eq!(answers(&script, &call, &key, ada()).await["id"], first);
+    for again in [json!("t1.2.name"), json!("t1.-.name")] {
+        // What comes on two streams is answered once.
+        for _ in 0..2 {
+            wait.event(question(&again, form("Name?"), Some("t1"))).await;
+        }
+        let reply = script.expect_reply().await;
+        is_ours(&reply);
+        let result = json!({"action": "accept", "content": {"name": "Ada"}});
+        assert_eq!((&reply.message["id"], &reply.message["result"]), (&again, &result));
+        reply.empty(202).await;
+    }
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"], "nobody is asked again");
+    assert_eq!(script.count("response"), 3);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_on_its_way_goes_to_the_repeated_question_too() {
+    let script = scripted().await;
+    let client = joined(&script, options(&script), having(json!({}))).await;
+    let (mut call, mut wait) = begun(&script, &client, "t1").await;
+    let (first, again) = (json!("t1.1.name"), json!("t1.2.name"));
+    wait.event(question(&first, form("Name?"), Some("t1"))).await;
+    let key = asked(&mut call).await.key;
+    let playing = async {
+        let taken = script.expect_reply().await;
+        wait.event(question(&again, form("Name?"), Some("t1"))).await;
+        // What is answered now was read behind it.
+        wait.event(question(&json!("p"), json!({"method": "ping", "params": {}}), None)).await;
+        script.expect_where("the response to the ping", |asked| asked.message["id"] == "p").await.empty(202).await;
+        let repeated = async {
+            let repeated = script.expect_reply().await;
+            let message = repeated.message.clone();
+            repeated.empty(202).await;
+            message
+        };
+        let message = taken.message.clone();
+        let ((), repeated) = tokio::join!(taken.empty(202), repeated);
+        (message, repeated)
+    };
+    let (answered, messages) = with_timeout("the answer", async { tokio::join!(call.answer(&key, ada()), playing) }).await;
+    answered.expect("taken");
+    for (message, id) in [(messages.0, first), (messages.1, again)] {
+        assert_eq!(message, json!({"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}));
+    }
+    wait.result(ended("t1", "done")).await;
+    assert_eq!(unsettled(rest(&mut call).await), ["done: done"]);
+}
+
+#[tokio::test]
 async fn the_same_words_asked_twice_on_one_stream_are_two_questions() {
     for kind in STREAM_KINDS {
         let mut scene = Scene::at(kind).await;
