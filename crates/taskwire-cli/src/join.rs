@@ -11,7 +11,7 @@ use std::{
 use taskwire::{
     command::socket,
     server::{Bridge, Dial, Server},
-    store::{self, SqliteStore},
+    store,
 };
 use tokio::{
     net::UnixStream,
@@ -117,7 +117,8 @@ impl ServerDialer {
         if role.server.is_some() {
             return Ok(());
         }
-        let store = match SqliteStore::open(&self.data) {
+        let Some(setup) = &role.setup else { return Err(io::Error::other("this process could not take the place of its server")) };
+        let store = match setup.open_store() {
             Ok(store) => store,
             Err(store::Error::Locked { .. }) => return Ok(()),
             Err(error) => return Err(io::Error::other(error)),

@@ -53,6 +53,20 @@ pub(crate) struct Actor {
     pub(crate) is_over: Arc<AtomicBool>,
 }
 
+/// When the tool `timed` times out.
+pub(crate) const TIMED_MILLIS: u64 = 8_000;
+
+/// A call by a client that knows neither tasks nor keys.
+fn plain_message(tool: &str, call: u64, size: u64) -> serde_json::Value {
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "plain", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let arguments = json!({"call": call, "size": size, "pace": 300});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}})
+}
+
 /// How a call went for one reader.
 enum Reading {
     Done(Outcome),
@@ -84,6 +98,8 @@ impl Actor {
             tokio::time::sleep(Duration::from_millis(self.dice.between(10, 3_000))).await;
             if self.dice.happens(150_000) {
                 self.same_call_twice().await;
+            } else if self.dice.happens(100_000) {
+                self.one_plain_call().await;
             } else {
                 self.one_call().await;
             }
@@ -99,15 +115,7 @@ impl Actor {
     /// Makes the same call twice at once, as clients do that know neither tasks nor keys. Both get the result, unless they are cut off.
     async fn same_call_twice(&mut self) {
         let (call, size) = (self.next_call(), self.dice.between(1, 6));
-        let meta = json!({
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientInfo": {"name": "plain", "version": "1"},
-            "io.modelcontextprotocol/clientCapabilities": {},
-        });
-        let arguments = json!({"call": call, "size": size, "pace": 300});
-        let message = json!({
-            "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "shared", "arguments": arguments, "_meta": meta},
-        });
+        let message = plain_message("shared", call, size);
         let results = futures_util::future::join(self.plain_call(&message), self.plain_call(&message)).await;
         for result in [results.0, results.1].into_iter().flatten() {
             self.observer.trace(&format!("call {call}: shared of {size} ended: {result}"));
@@ -118,6 +126,21 @@ impl Actor {
             if !is_known && !text.contains("earlier") {
                 self.observer.violated(format!("call {call} (shared of {size}) ended as {result}"));
             }
+        }
+    }
+
+    /// A call without a task and without a key: it is run once at most, and its client learns the result or that it failed.
+    async fn one_plain_call(&mut self) {
+        let (call, size) = (self.next_call(), self.dice.between(1, 6));
+        let Some(result) = self.plain_call(&plain_message("plain", call, size)).await else { return };
+        self.observer.count(Happening::PlainCall);
+        self.observer.trace(&format!("call {call}: plain of {size} ended: {result}"));
+        let text = result["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        let is_failure = result["result"]["isError"] == true && (text.contains("interrupted") || text.contains("task_wait"));
+        let is_known =
+            text == format!("call {call} is done") || text.contains("task_wait") || is_failure || result["error"]["code"] == -31002;
+        if !is_known {
+            self.observer.violated(format!("call {call} (plain of {size}) ended as {result}"));
         }
     }
 
@@ -139,7 +162,7 @@ impl Actor {
     }
 
     async fn one_call(&mut self) {
-        let tool = ["steps", "steps", "fragile", "interview", "endless", "rude"][usize::try_from(self.dice.below(6)).unwrap_or(0)];
+        let tool = ["steps", "steps", "fragile", "interview", "endless", "rude", "timed"][usize::try_from(self.dice.below(7)).unwrap_or(0)];
         let (call, size, pace) = (self.next_call(), self.dice.between(1, 20), self.dice.between(1, 800));
         let client = self.connect().await;
         let started = client.start(tool, json!({"call": call, "size": size, "pace": pace})).await;
@@ -170,8 +193,11 @@ impl Actor {
                     self.observer.count(Happening::CallResumedElsewhere);
                     continue;
                 }
-                // The call is not known to be a task: its outcome is lost with its connection.
-                Err(error) => return self.observer.trace(&format!("call {call}: the client gave up: {error}")),
+                // The call must not be sent again, and is not known to be a task: its outcome is lost with its connection.
+                Err(error) if matches!(tool, "fragile" | "rude") => {
+                    return self.observer.trace(&format!("call {call}: the client gave up: {error}"));
+                }
+                Err(error) => return self.observer.violated(format!("call {call} ({tool}) was given up: {error}")),
             };
             return self.check(call, tool, size, &text, &outcome);
         }
@@ -228,14 +254,9 @@ impl Actor {
             };
             match event {
                 None => return Err(Error::Target("the call ended without an end".to_owned())),
-                // A client may give up. Whoever knows the task comes back to it.
+                // A client that knows its task never gives up in these worlds.
                 Some(Err(error)) => match running.reference().filter(|reference| reference.task.is_some()) {
-                    Some(reference) if !matches!(error, Error::TaskNotFound { .. }) => {
-                        self.observer.trace(&format!("call {call}: the client gave up: {error}"));
-                        self.observer.count(Happening::ClientGaveUp);
-                        return Ok(Reading::Left(reference));
-                    }
-                    Some(_) => self.observer.violated(format!("call {call} is lost: {error}")),
+                    Some(_) => self.observer.violated(format!("call {call} was given up: {error}")),
                     None => return Err(error),
                 },
                 Some(Ok(event)) => match event {
@@ -261,7 +282,7 @@ impl Actor {
             return;
         }
         self.observer.cancelled(call);
-        if self.era == Era::Modern {
+        {
             let other = self.connect().await;
             match other.task(&id).await {
                 Ok(task) if matches!(task.status, Status::Working | Status::InputRequired) => {
@@ -291,10 +312,22 @@ impl Actor {
             "fragile" => all.starts_with(text) && (shown.contains("interrupted") || (shown == "cancelled" && was_cancelled)),
             "interview" => {
                 let words: Vec<String> = (0..=size % 3).map(|n| word(call, &format!("q{n}"))).collect();
-                shown == format!("result false {}", words.join(" ")) || (shown == "cancelled" && was_cancelled)
+                let lines: String = (0..=size % 3).map(|n| line(call, n)).collect();
+                (shown == format!("result false {}", words.join(" ")) && text == lines)
+                    || (shown == "cancelled" && was_cancelled && lines.starts_with(text))
             }
             "endless" => (shown == "cancelled" && was_cancelled) || (shown.contains("nobody cancelled") && !was_cancelled),
-            _ => true,
+            // A node that is stopped meanwhile notices the timeout too late.
+            "timed" if is_done => true,
+            "timed" => shown.contains("within its timeout") || (shown == "cancelled" && was_cancelled),
+            "rude" if shown == "cancelled" => was_cancelled,
+            "rude" if shown.contains("interrupted") => true,
+            "rude" => match size % 3 {
+                0 => is_done && (text.is_empty() || text == (0..200).map(|n| line(call, n)).collect::<String>()),
+                1 => shown.contains("panic"),
+                _ => shown.contains("within its timeout"),
+            },
+            _ => false,
         };
         if !fits {
             self.observer.violated(format!("call {call} ({tool} of {size}) ended as {shown:?} with the output {text:?}"));

@@ -3,10 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
-use crate::clock::WorldClock;
+use crate::{clock::WorldClock, store::NodeLink};
 
 /// What the world counts; those that `MUST_HAPPEN` names fail a long run in which they never occurred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,11 +32,13 @@ pub(crate) enum Happening {
     AnswerTaken,
     CancelAcknowledged,
     ReaderVanished,
-    ClientGaveUp,
     DedupeJoined,
+    Left,
+    Forgotten,
+    PlainCall,
 }
 
-pub(crate) const MUST_HAPPEN: [Happening; 10] = [
+pub(crate) const MUST_HAPPEN: [Happening; 20] = [
     Happening::TakeoverWhileAppending,
     Happening::StaleAttemptRefused,
     Happening::CancelRacedFinish,
@@ -47,6 +49,16 @@ pub(crate) const MUST_HAPPEN: [Happening; 10] = [
     Happening::AnswerTaken,
     Happening::CancelAcknowledged,
     Happening::DedupeJoined,
+    Happening::Crash,
+    Happening::CrashBeforeCommit,
+    Happening::CrashAfterCommit,
+    Happening::Pause,
+    Happening::Outage,
+    Happening::ClockJump,
+    Happening::LeaseLost,
+    Happening::Left,
+    Happening::Forgotten,
+    Happening::PlainCall,
 ];
 
 /// What is known of one call of the workload.
@@ -54,6 +66,8 @@ pub(crate) const MUST_HAPPEN: [Happening; 10] = [
 struct CallState {
     /// Attempts that began.
     attempts: BTreeSet<u64>,
+    /// Attempts whose work goes on, and on which start of a node.
+    running: BTreeMap<u64, Arc<NodeLink>>,
     /// How it ended, as the first client to see that said.
     outcome: Option<String>,
     cancelled: bool,
@@ -66,6 +80,21 @@ struct State {
     calls: BTreeMap<u64, CallState>,
     trace: DefaultHasher,
     lines: Option<Vec<String>>,
+}
+
+/// Dropped when the work of an attempt stops.
+pub(crate) struct AttemptGuard {
+    observer: Observer,
+    call: u64,
+    attempt: u64,
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        if let Some(call) = self.observer.lock().calls.get_mut(&self.call) {
+            call.running.remove(&self.attempt);
+        }
+    }
 }
 
 /// Takes reports, and says what was wrong.
@@ -126,13 +155,29 @@ impl Observer {
         self.lock().lines.clone().unwrap_or_default()
     }
 
-    /// An attempt of a call begins: each number once, however often the call was sent.
-    pub(crate) fn attempt_began(&self, call: u64, attempt: u64) {
-        let is_new = self.lock().calls.entry(call).or_default().attempts.insert(attempt);
-        self.trace(&format!("call {call}: attempt {attempt} begins"));
+    /// An attempt of a call begins: each number once, however often the call was sent, and only when the one before has stopped. It goes
+    /// on until the guard is dropped.
+    pub(crate) fn attempt_began(&self, call: u64, attempt: u64, link: &Arc<NodeLink>) -> AttemptGuard {
+        let now = self.clock.millis();
+        let (is_new, others) = {
+            let mut state = self.lock();
+            let known = state.calls.entry(call).or_default();
+            let is_new = known.attempts.insert(attempt);
+            // One that was stopped as a whole cannot know that it is over: the store refuses what it writes.
+            let is_excused = |link: &NodeLink| now < link.excused_until.load(Ordering::Relaxed);
+            let others: Vec<_> =
+                known.running.iter().filter(|(_, link)| !is_excused(link)).map(|(other, link)| (*other, link.name)).collect();
+            known.running.insert(attempt, link.clone());
+            (is_new, others)
+        };
+        self.trace(&format!("call {call}: attempt {attempt} begins on node {}", link.name));
         if !is_new {
             self.violated(format!("attempt {attempt} of call {call} began twice"));
         }
+        for (other, node) in others {
+            self.violated(format!("attempt {attempt} of call {call} began on node {} while attempt {other} ran on node {node}", link.name));
+        }
+        AttemptGuard { observer: self.clone(), call, attempt }
     }
 
     /// The store acknowledged something that an attempt did. No later attempt may have begun.

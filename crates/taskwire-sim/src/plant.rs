@@ -18,4 +18,6 @@ pub(crate) enum Plant {
     CacheNotInvalidated,
     /// A node that was declared dead goes on as if it were not.
     StaleNodeGoesOn,
+    /// A node believes that its lease is longer than it is, and does not stop in time what another one runs again.
+    LeaseTooLong,
 }

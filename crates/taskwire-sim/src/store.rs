@@ -60,10 +60,23 @@ pub(crate) struct NodeLink {
     pub(crate) faults: StoreFaults,
     pub(crate) dice: Mutex<Dice>,
     pub(crate) plant: Option<Plant>,
+    /// Nothing goes wrong any more.
+    pub(crate) is_healed: AtomicBool,
+    /// Until when, in milliseconds of the world, the node may not know that its lease is over: it was stopped.
+    pub(crate) excused_until: AtomicI64,
 }
 
 impl NodeLink {
+    /// Heals the node: nothing goes wrong with its store any more.
+    pub(crate) fn heal(&self) {
+        self.is_healed.store(true, Ordering::Relaxed);
+        self.away_until.store(0, Ordering::Relaxed);
+    }
+
     fn happens(&self, per_million: u64) -> bool {
+        if self.is_healed.load(Ordering::Relaxed) {
+            return false;
+        }
         self.dice.lock().unwrap_or_else(PoisonError::into_inner).happens(per_million)
     }
 
@@ -169,6 +182,9 @@ fn report(link: &NodeLink, write: &TaskWrite, written: &Written) {
     let starts = write.events.iter().any(|event| matches!(event, Event::Started { .. }));
     let said = match written {
         Written::Done => {
+            if write.events.iter().any(|event| matches!(event, Event::Expired)) {
+                link.observer.count(Happening::Forgotten);
+            }
             if starts && task.output.next_seq > Seq(0) {
                 link.observer.count(Happening::TakeoverWhileAppending);
             }
@@ -371,21 +387,40 @@ struct SimCluster {
 }
 
 impl SimCluster {
-    fn reach<'a, T: Send + 'a>(&'a self, future: BoxFuture<'a, Result<T, Error>>) -> BoxFuture<'a, Result<T, Error>> {
-        match self.link.check() {
-            Ok(()) => future,
-            Err(error) => Box::pin(std::future::ready(Err(error))),
-        }
+    /// Calls after a while, if the store can be reached then. The answer may be lost, too.
+    fn reach<'a, T: Send + 'a>(
+        &'a self,
+        call: impl FnOnce() -> BoxFuture<'a, Result<T, Error>> + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, Error>> {
+        Box::pin(async move {
+            let latency = self.link.below(self.link.faults.latency_max + 1);
+            if latency > 0 {
+                tokio::time::sleep(Duration::from_millis(latency)).await;
+            }
+            self.link.check()?;
+            if self.link.happens(self.link.faults.away) {
+                return Err(away(false));
+            }
+            let answer = call().await?;
+            if self.link.happens(self.link.faults.in_doubt) {
+                return Err(away(true));
+            }
+            Ok(answer)
+        })
     }
 }
 
 impl Cluster for SimCluster {
+    fn first_lease(&self) -> Lease {
+        self.inner.first_lease()
+    }
+
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
-        if let Err(error) = self.link.check() {
-            return Box::pin(std::future::ready(Err(error)));
-        }
         Box::pin(async move {
-            let renewed = self.inner.renew(epoch).await?;
+            let renewed = self.reach(move || self.inner.renew(epoch)).await?;
+            if self.link.is_planted(Plant::LeaseTooLong) {
+                return Ok(renewed.map(|lease| Lease { lasts: Duration::from_secs(9), ..lease }));
+            }
             if renewed.is_none() {
                 self.link.observer.count(Happening::LeaseLost);
                 if self.link.is_planted(Plant::StaleNodeGoesOn) {
@@ -399,26 +434,26 @@ impl Cluster for SimCluster {
     }
 
     fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>> {
-        self.reach(self.inner.rejoin())
+        self.reach(move || self.inner.rejoin())
     }
 
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
-        self.reach(self.inner.leave(epoch))
+        self.reach(move || self.inner.leave(epoch))
     }
 
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
-        self.reach(Box::pin(async move { self.inner.stranded_tasks(limit).await }))
+        self.reach(move || self.inner.stranded_tasks(limit))
     }
 
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
         if self.link.is_planted(Plant::LostWakeUp) {
             return Box::pin(std::future::ready(Err(away(false))));
         }
-        self.reach(self.inner.versions(ids))
+        self.reach(move || self.inner.versions(ids))
     }
 
     fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
-        self.reach(self.inner.usage_of(caller))
+        self.reach(move || self.inner.usage_of(caller))
     }
 
     fn announce(&self, changes: Changes) {

@@ -41,7 +41,11 @@ const CLIENTS: usize = 6;
 /// Bytes between a client and a node.
 const PIPE_BYTES: usize = 64 * 1024;
 /// How long the world has to come to rest when nothing goes wrong any more.
-const REST_MILLIS: i64 = 180_000;
+const REST_MILLIS: i64 = 240_000;
+/// How long tasks are kept, in worlds that forget them.
+const RETENTION: Duration = Duration::from_secs(90);
+/// How long a node that was stopped may take to learn that its lease is over.
+const EXCUSE_MILLIS: i64 = 5_000;
 
 /// How often things happen to nodes, in a million turns of the world.
 #[derive(Debug, Clone, Copy)]
@@ -51,19 +55,21 @@ struct Faults {
     outage: u64,
     outage_of_all: u64,
     clock_jump: u64,
+    leave: u64,
     store: StoreFaults,
 }
 
 impl Faults {
     /// Each world has its own mixture.
     fn new(dice: &mut Dice) -> Self {
-        let mut often = |most: u64| if dice.happens(300_000) { 0 } else { dice.below(most) };
+        let mut often = |most: u64| if dice.happens(500_000) { 0 } else { dice.below(most) };
         Self {
             crash: often(800),
             pause: often(600),
             outage: often(600),
             outage_of_all: often(200),
             clock_jump: often(500),
+            leave: often(300),
             store: StoreFaults {
                 crash_before: often(8_000),
                 crash_after: often(8_000),
@@ -88,7 +94,7 @@ impl Faults {
             latency_max: 3,
             read_latency_max: 3,
         };
-        Self { crash: 0, pause: 0, outage: 0, outage_of_all: 0, clock_jump: 0, store }
+        Self { crash: 0, pause: 0, outage: 0, outage_of_all: 0, clock_jump: 0, leave: 0, store }
     }
 }
 
@@ -153,6 +159,8 @@ pub(crate) struct World {
     dice: Dice,
     faults: Faults,
     plant: Option<Plant>,
+    /// Whether tasks are forgotten after a while.
+    forgets: bool,
     /// Whether the trace has the messages between clients and nodes.
     shows_wire: bool,
 }
@@ -164,6 +172,7 @@ impl World {
         let observer = Observer::new(clock.clone(), keeps_lines);
         let memory = Memory::with_clock(Arc::new(clock.clone()));
         let faults = Faults::new(&mut dice);
+        let forgets = dice.happens(500_000);
         let nodes = (0..NODES).map(|_| Node { running: None, until: 0, is_paused: false, clock_error: Arc::default() }).collect();
         Ok(Self {
             clock,
@@ -177,6 +186,7 @@ impl World {
             dice,
             faults,
             plant,
+            forgets,
             shows_wire,
         })
     }
@@ -270,6 +280,9 @@ impl World {
                     self.start(at)?;
                 } else if std::mem::take(&mut self.nodes[at].is_paused) {
                     self.observer.trace(&format!("node {at} goes on"));
+                    if let Some(running) = &self.nodes[at].running {
+                        running.link.excused_until.store(now + EXCUSE_MILLIS, Ordering::Relaxed);
+                    }
                     self.update_servers();
                 }
             }
@@ -282,10 +295,15 @@ impl World {
                 self.observer.count(Happening::Pause);
                 self.observer.trace(&format!("node {at} is stopped"));
                 self.nodes[at].is_paused = true;
+                if let Some(running) = &self.nodes[at].running {
+                    running.link.excused_until.store(i64::MAX, Ordering::Relaxed);
+                }
                 self.nodes[at].until = now + i64::try_from(self.dice.between(100, 15_000))?;
                 self.update_servers();
+            } else if self.dice.happens(self.faults.leave) {
+                self.leave(at);
             } else if self.dice.happens(self.faults.outage) {
-                let millis = self.dice.between(50, 12_000);
+                let millis = self.dice.between(50, 16_000);
                 self.cut_off(at, millis)?;
             } else if self.dice.happens(self.faults.clock_jump) {
                 self.observer.count(Happening::ClockJump);
@@ -300,6 +318,16 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A node shuts down: it ends its lease, and a moment later it is gone.
+    fn leave(&mut self, at: usize) {
+        let Some(running) = &mut self.nodes[at].running else { return };
+        self.observer.count(Happening::Left);
+        self.observer.trace(&format!("node {at} leaves"));
+        let server = running.server.clone();
+        running.machine.runtime.block_on(async { server.leave().await });
+        self.kill(at);
     }
 
     fn cut_off(&mut self, at: usize, millis: u64) -> Result<(), anyhow::Error> {
@@ -324,16 +352,18 @@ impl World {
             faults: self.faults.store,
             dice: Mutex::new(self.dice.fork()),
             plant: self.plant,
+            is_healed: AtomicBool::new(self.is_over.load(Ordering::Relaxed)),
+            excused_until: AtomicI64::new(0),
         });
         let machine = Machine::new()?;
         let store = SimStore::new(self.memory.open_node(), link.clone());
         let error = self.nodes[at].clock_error.clone();
-        let tools = tools::all(&self.observer)?;
+        let tools = tools::all(&self.observer, &link)?;
         let base = Duration::from_millis(u64::try_from(self.clock.millis())?);
         let config = Config {
             engine: EngineConfig { limits: Limits { disk_reserve_bytes: 0, ..Limits::DEFAULT }, ..EngineConfig::default() },
             attempts_max: 1_000_000,
-            retention: None,
+            retention: self.forgets.then_some(RETENTION),
             ..Config::default()
         };
         let server = machine.runtime.block_on(async move {
@@ -378,9 +408,13 @@ impl World {
         self.observer.trace("nothing goes wrong any more");
         self.faults = Faults::none();
         self.is_over.store(true, Ordering::Relaxed);
+        // In half of the worlds all nodes start anew; in the others those that run must find by themselves whatever they left undone.
+        let starts_anew = self.dice.happens(500_000);
         for at in 0..NODES {
             self.nodes[at].until = 0;
-            if self.nodes[at].running.is_some() && !self.nodes[at].is_paused {
+            let Some(running) = &self.nodes[at].running else { continue };
+            running.link.heal();
+            if starts_anew && !self.nodes[at].is_paused {
                 self.kill(at);
                 self.nodes[at].until = 0;
             }
@@ -390,13 +424,18 @@ impl World {
 
     /// Whether all tasks have ended, and all clients know it.
     fn is_at_rest(&self) -> Result<bool, anyhow::Error> {
-        Ok(self.actors.iter().all(tokio::task::JoinHandle::is_finished) && at_once(self.memory.open_tasks(None, 1))?.is_empty())
+        let is_done = self.actors.iter().all(tokio::task::JoinHandle::is_finished) && at_once(self.memory.open_tasks(None, 1))?.is_empty();
+        Ok(is_done && (!self.forgets || self.memory.all_tasks().is_empty()))
     }
 
     fn report_open(&self) -> Result<(), anyhow::Error> {
         let waiting = self.actors.iter().filter(|actor| !actor.is_finished()).count();
         if waiting > 0 {
             self.observer.violated(format!("{waiting} clients still wait for the end of their calls"));
+        }
+        let left = self.memory.all_tasks().len();
+        if self.forgets && left > 0 {
+            self.observer.violated(format!("{left} tasks were not forgotten"));
         }
         for id in at_once(self.memory.open_tasks(None, 5))? {
             let task = at_once(self.memory.task(id))?.context("it is open")?;

@@ -80,9 +80,14 @@ fn a_dead_node_that_goes_on_is_found() {
     is_found("stale-node-goes-on");
 }
 
+#[test]
+fn a_node_that_trusts_its_lease_for_too_long_is_found() {
+    is_found("lease-too-long");
+}
+
 /// Worlds in which something was wrong once, and what that was. A later change of the program or of the workload makes another world of a
 /// seed, so these are no proof that the same thing would be found again.
-const MENDED: [(u64, u64, &str); 7] = [
+const MENDED: [(u64, u64, &str); 11] = [
     (5, 30, "a batch decided a second command on the stored task, not on what the first command had made of it"),
     (3, 30, "a late write of an attempt that was stopped started the same attempt again"),
     (36_715_934_894_736, 60, "the client sent requests of one session to the next start of the server"),
@@ -90,6 +95,10 @@ const MENDED: [(u64, u64, &str); 7] = [
     (36_998_582_297_627, 60, "an attempt that had been replaced was given an answer"),
     (37_149_561_709_621, 60, "a tool that waited for an answer failed when the store could not be read for a moment"),
     (37_649_633_259_925, 60, "an answer in a session was dropped while the store could not be reached"),
+    (47_709_082_609_897, 60, "a node whose clock was wrong forgot a task before it had learned the store's time"),
+    (47_819_505_925_811, 60, "a node that had been stopped began an attempt after its lease was over"),
+    (48_009_628_302_414, 60, "an attempt that was stopped before it began was begun all the same"),
+    (47_678_596_112_660, 60, "a tool failed because the usage of its caller could not be read for a moment"),
 ];
 
 #[test]

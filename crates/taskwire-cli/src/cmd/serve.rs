@@ -14,7 +14,7 @@ use clap::Args;
 use taskwire::{
     command::{Commands, Definition, Supervisor},
     server::{self, Server},
-    store::{self, SqliteStore},
+    store,
     tool::{Provider, Registry},
 };
 use tokio::{
@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     client::exit::Exit,
-    config::Config,
+    config::{Config, OpenedStore, StoreKind},
     control::{self, LiveConfig, ServerDescription, SocketFile},
     join::{self, JoinSocket},
     term::{escape, stderr},
@@ -70,6 +70,9 @@ pub(crate) struct Serve {
     /// Directory for tasks [default: .taskwire, beside the configuration file if there is one]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Where tasks are kept: `memory:` if they may end with the server [default: in the data directory]
+    #[arg(long, value_name = "URL")]
+    store: Option<StoreKind>,
     /// Speak MCP on standard input and output instead of HTTP
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
@@ -106,10 +109,11 @@ impl Serve {
             Some(path) => Config::read(path)?,
             None => Config::demo(),
         };
-        let options = [("listen", self.listen.is_some()), ("data", self.data.is_some())];
+        let options = [("listen", self.listen.is_some()), ("data", self.data.is_some()), ("store", self.store.is_some())];
         let overridden_keys = options.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
+        config.store = self.store.unwrap_or(config.store);
         let settings = config.to_server_config()?;
         let definitions = config.definitions(&[])?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
@@ -147,8 +151,12 @@ impl ServerSetup {
         ServerDescription::of(&self.config, &self.definitions, self.file.as_deref())
     }
 
+    pub(crate) fn open_store(&self) -> Result<OpenedStore, store::Error> {
+        self.config.store.open(self.data())
+    }
+
     /// Starts the server on this store.
-    pub(crate) async fn start_server(self, store: SqliteStore) -> anyhow::Result<RunningServer> {
+    pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
         let Self { config, settings, definitions, file, overridden_keys, .. } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
@@ -156,7 +164,11 @@ impl ServerSetup {
         let live = LiveConfig::start(config, definitions, file.as_deref(), overridden_keys, registry.clone(), commands.clone())?;
         let live = Arc::new(live);
         let count = registry.tools().len();
-        let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
+        let provider = commands.with_retired_tool(registry);
+        let server = match store {
+            OpenedStore::Embedded(store) => Server::start(provider, *store, settings)?,
+            OpenedStore::Memory(store) => Server::start(provider, store, settings)?,
+        };
         commands.start_sweep(&server).await;
         if file.is_some() {
             // Without a file there is nothing to reload, and the signal keeps its usual meaning.
@@ -171,7 +183,7 @@ impl ServerSetup {
         if let Err(error) = &joinable {
             tracing::warn!(%error, "other processes cannot join this server");
         }
-        Ok(RunningServer { server, live, count, joinable: joinable.ok(), _control: control.ok() })
+        Ok(RunningServer { server, live, commands, count, joinable: joinable.ok(), _control: control.ok() })
     }
 
     async fn serve(self) -> anyhow::Result<()> {
@@ -185,7 +197,7 @@ impl ServerSetup {
             }
             None => None,
         };
-        let store = match SqliteStore::open(self.data()) {
+        let store = match self.open_store() {
             Ok(store) => store,
             // Two windows of an editor are two clients, and each starts its server.
             Err(store::Error::Locked { holder, .. }) if listener.is_none() => return join::run(self, &holder).await,
@@ -214,6 +226,7 @@ impl ServerSetup {
             }
         };
         cut_off().await;
+        leader.end_what_nobody_finds().await;
         Ok(served?)
     }
 }
@@ -222,6 +235,7 @@ impl ServerSetup {
 pub(crate) struct RunningServer {
     server: Server,
     live: Arc<LiveConfig>,
+    commands: Commands,
     /// The number of its tools.
     count: usize,
     joinable: Option<JoinSocket>,
@@ -235,9 +249,17 @@ impl RunningServer {
     }
 
     /// Stops, and releases the store for another process.
-    pub(crate) async fn stop(self) {
-        if let Some(joinable) = self.joinable {
+    pub(crate) async fn stop(mut self) {
+        if let Some(joinable) = self.joinable.take() {
             joinable.stop().await;
+        }
+        self.end_what_nobody_finds().await;
+    }
+
+    /// Where tasks end with the server, their commands do, too.
+    async fn end_what_nobody_finds(&self) {
+        if self.live.config().store == StoreKind::Memory {
+            self.commands.end_all(&self.server).await;
         }
     }
 }
@@ -292,9 +314,12 @@ fn address(config: &Config) -> anyhow::Result<SocketAddr> {
 
 fn banner(address: SocketAddr, config: &Config, commands: &[Definition], tools: usize) -> String {
     let version = env!("CARGO_PKG_VERSION");
-    let data = config.data.display();
+    let tasks = match config.store {
+        StoreKind::Embedded => format!("tasks in {}", config.data.display()),
+        StoreKind::Memory => "tasks in memory, which end with the server".to_owned(),
+    };
     let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
-    let mut text = format!("taskwire {version}: {tools}, tasks in {data}\n\n  endpoint  http://{address}/mcp\n");
+    let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  http://{address}/mcp\n");
     if !commands.is_empty() {
         text.push_str(&format!("  tools     {}\n", names(commands)));
     }

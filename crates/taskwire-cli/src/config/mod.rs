@@ -8,6 +8,7 @@ mod location;
 #[cfg(test)]
 #[path = "../../tests/manual/configuration.rs"]
 mod reference;
+mod store;
 mod time;
 mod tool;
 
@@ -29,6 +30,7 @@ use taskwire::{
 use auth::AuthTable;
 use limits::LimitsTable;
 pub(crate) use location::parse_toml;
+pub(crate) use store::{OpenedStore, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
 use tool::{FileDefaults, ToolTable};
 
@@ -44,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) listen: String,
     /// The data directory, relative to this file. Default: `".taskwire"`.
     pub(crate) data: PathBuf,
+    /// Where tasks are kept: in the data directory, or `"memory:"` if they may end with the server. Default: `""`.
+    pub(crate) store: StoreKind,
     /// Whether the server has the demo tools too. Default: `false`.
     pub(crate) demo: bool,
     /// What models are told about the server. Default: nothing.
@@ -132,6 +136,7 @@ impl Default for Config {
         Self {
             listen: "127.0.0.1:8787".to_owned(),
             data: ".taskwire".into(),
+            store: StoreKind::default(),
             demo: false,
             instructions: None,
             promote_after: None,

@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::{
-    kit::{POLLS_MAX, Server, TempDir, refusal, signal},
+    kit::{POLLS_MAX, Server, TempDir, refusal, run, signal},
     user::User,
 };
 
@@ -32,6 +32,17 @@ fn made(dir: &TempDir, mode: u32) -> String {
 
 fn mode(path: &str) -> u32 {
     fs::metadata(path).expect("there").permissions().mode() & 0o777
+}
+
+#[test]
+fn a_server_that_keeps_its_tasks_in_memory_does_not_touch_those_that_are_kept() {
+    let dir = TempDir::new();
+    let data = dir.join("data");
+    drop(Server::start(&data));
+    let words = refusal(1, &["serve", "--listen", "127.0.0.1:0", "--data", &data, "--store", "memory:"]);
+    assert!(words.contains(&data) && words.contains("choose another directory"), "{words}");
+    let (exit, _, words) = run(&["serve", "--store", "redis://there"]);
+    assert!(exit == Some(2) && words.contains("`redis://there`") && words.contains("`memory:`"), "{words}");
 }
 
 // Whose it is.

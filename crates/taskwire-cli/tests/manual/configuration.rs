@@ -177,6 +177,7 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "usize" | "u64" if name.contains("bytes") => "bytes",
         "usize" | "u64" => "number",
         "Value" => "several kinds",
+        "StoreKind" => "`\"\"` or `\"memory:\"`",
         "Vec<String>" => "list of texts",
         "Vec<i32>" => "list of numbers",
         "Vec<Value>" => "list",

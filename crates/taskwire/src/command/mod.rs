@@ -167,6 +167,11 @@ impl Commands {
         sweep::begin(self, server.engine()).await;
     }
 
+    /// Ends all commands and removes their files, for a server whose tasks end with it.
+    pub async fn end_all(&self, server: &Server) {
+        sweep::end_all(self, server.engine()).await;
+    }
+
     /// The limit of a tool, set to `max` if one is given. A tool without one gets the default.
     fn concurrency_limit(&self, tool: &str, max: Option<usize>) -> Arc<concurrency::ConcurrencyLimit> {
         let mut limits = lock(&self.0.concurrency_limits);

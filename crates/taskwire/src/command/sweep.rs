@@ -99,6 +99,17 @@ async fn sweep(commands: &Commands, engine: &Engine) {
     }
 }
 
+/// Stops all commands, and removes their files.
+pub(super) async fn end_all(commands: &Commands, engine: &Engine) {
+    match job_dirs(commands) {
+        Ok(all) => {
+            let clean_up = |JobDir { id, dir }| clean_up_job(commands.clone(), engine.clock().clone(), dir, commands.activate(id));
+            futures_util::future::join_all(all.into_iter().map(clean_up)).await;
+        }
+        Err(error) => tracing::error!(%error, "cannot look for commands that are running"),
+    }
+}
+
 /// Stops the command of a task that has ended, if it runs, and then removes its files.
 async fn clean_up_job(commands: Commands, clock: Arc<dyn Clock>, dir: PathBuf, active: ActiveGuard) {
     if !stop_supervisor(&dir, &*clock).await {

@@ -485,6 +485,14 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
         guard: std::sync::Mutex::default(),
         repeated_blocks: AtomicUsize::new(0),
     };
+    // All this took a while: the attempt may not be wanted any more, and the node may have been stopped.
+    if run.is_stopped() {
+        return Ok(());
+    }
+    if engine.0.cluster.as_ref().is_some_and(|membership| !membership.has_lease()) {
+        engine.0.runs.abandon(id);
+        return Ok(());
+    }
     execute(Arc::new(run)).await;
     Ok(())
 }

@@ -117,17 +117,20 @@ impl Runs {
     /// Stops the runs whose tasks another node could run again. Any other goes on: no second attempt of it can begin elsewhere. Says whether
     /// there was one.
     pub(super) fn abandon_what_others_may_run(&self) -> bool {
-        let mut table = self.lock();
         let may_run = |running: &RunningAttempt| running.on_interrupt == OnInterrupt::Retry;
-        let ids: Vec<TaskId> = table.running.iter().filter(|(_, running)| may_run(running)).map(|(id, _)| *id).collect();
-        for id in &ids {
-            if let Some(running) = table.remove(*id) {
-                running.stop.abandon();
-                table.abandoned.insert(*id);
-            }
+        let ids: Vec<TaskId> = self.lock().running.iter().filter(|(_, running)| may_run(running)).map(|(id, _)| *id).collect();
+        ids.iter().for_each(|id| self.abandon(*id));
+        !ids.is_empty()
+    }
+
+    /// Stops the run of this task, if it has one. The next renewal of the lease starts it again.
+    pub(super) fn abandon(&self, id: TaskId) {
+        let mut table = self.lock();
+        if let Some(running) = table.remove(id) {
+            running.stop.abandon();
+            table.abandoned.insert(id);
         }
         self.publish(&table);
-        !ids.is_empty()
     }
 
     /// The next renewal of the lease is to start this task again.

@@ -214,7 +214,9 @@ impl<S: Store> Writer<S> {
             match self.decide(engine, &request, now, &mut batch).await {
                 Ok(decided) => batch.add(request, decided),
                 // A failed read concerns this command alone; only a failed commit ends the writer.
-                Err(error) if error.kind() == ErrorKind::Away && request.waits => batch.later.push(WriterRequest::Task(request)),
+                Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) && request.waits => {
+                    batch.later.push(WriterRequest::Task(request));
+                }
                 Err(error) => batch.add(request, Decided::rejected(error.into())),
             }
         }

@@ -3,8 +3,8 @@
 use std::{
     fs::{self, File, OpenOptions, Permissions, TryLockError},
     io::{self, Read, Seek, Write},
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
 };
 
 use super::{
@@ -39,7 +39,7 @@ pub(super) fn file_error(path: &Path, source: io::Error) -> Error {
 }
 
 /// Checks that a directory and its known contents are this user's, before anything is read, written or run. `dir` has no link in it.
-pub(super) fn secure_data_dir(dir: &Path) -> Result<(), Error> {
+fn secure_data_dir(dir: &Path) -> Result<(), Error> {
     let refused = |source| file_error(dir, source);
     owned_files::check(dir, FileKind::Directory).map_err(refused)?;
     for (name, kind) in CONTENTS {
@@ -54,6 +54,18 @@ pub(super) fn secure_data_dir(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Opens a data directory for this process alone, making it if there is none. Returns where it is, its lock, and the identity of that.
+pub(super) fn open(shown: &Path) -> Result<(PathBuf, DirLock, FileIdentity), Error> {
+    let failed = |source| file_error(shown, source);
+    // For this user alone: it has what callers send and get, and the key that signs the state they carry.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(shown).map_err(failed)?;
+    // The directory itself may be named by a link; within it no link is followed.
+    let dir = shown.canonicalize().map_err(failed)?;
+    secure_data_dir(&dir)?;
+    let (lock, identity) = DirLock::take(&dir, shown)?;
+    Ok((dir, lock, identity))
+}
+
 /// Locks the directory until dropped; the operating system releases it even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
@@ -62,7 +74,7 @@ pub(super) struct DirLock {
 
 impl DirLock {
     /// Locks the directory, which its user calls `shown`. Returns the identity of its lock file too, for later checks.
-    pub(super) fn take(dir: &Path, shown: &Path) -> Result<(Self, FileIdentity), Error> {
+    fn take(dir: &Path, shown: &Path) -> Result<(Self, FileIdentity), Error> {
         let path = dir.join(LOCK);
         let failed = |source| file_error(&path, source);
         let mut file = owned_files::open(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path).map_err(failed)?;

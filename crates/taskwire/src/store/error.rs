@@ -21,6 +21,12 @@ pub enum Error {
         /// Who has it, as the lock file says.
         holder: String,
     },
+    /// Tasks are to be kept in memory, and the directory has some.
+    #[error("{path} has tasks that are kept: choose another directory for a server that keeps its tasks in memory")]
+    HasTasks {
+        /// The data directory.
+        path: String,
+    },
     /// The store was written by a newer release.
     #[error("the store in {path} has format {found}, this release knows up to {known}: use a newer release")]
     TooNew {

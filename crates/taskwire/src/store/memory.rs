@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     ops::{Bound, Range},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -18,6 +19,8 @@ use tokio::sync::Notify;
 use super::{
     CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange, Store,
     StoredEvent, TaskWrite, UnmergedPage, Usage, Written, at_once,
+    data_dir::{self, DirLock},
+    files::DB,
 };
 use crate::clock::{Clock, SystemClock, random_bytes};
 
@@ -60,15 +63,29 @@ impl Memory {
     /// A store for the only node that uses this memory at a time.
     #[must_use]
     pub fn open(&self) -> MemoryStore {
-        MemoryStore { epoch: self.next_epoch(), memory: self.clone(), node: None }
+        MemoryStore { epoch: self.next_epoch(), memory: self.clone(), node: None, _lock: None }
+    }
+
+    /// The same for a process whose commands have their files in `dir`, which no other process may use meanwhile.
+    ///
+    /// # Errors
+    /// When another process has the directory, when it is not this user's alone, or when it has tasks already.
+    pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<MemoryStore, Error> {
+        let shown = dir.as_ref();
+        let (dir, lock, _) = data_dir::open(shown)?;
+        if dir.join(DB).exists() {
+            // Its commands would be ended as those of no task.
+            return Err(Error::HasTasks { path: shown.display().to_string() });
+        }
+        Ok(MemoryStore { _lock: Some(lock), ..self.open() })
     }
 
     /// A store for one of several nodes.
     #[must_use]
     pub fn open_node(&self) -> MemoryStore {
-        let node = Arc::new(Node { memory: self.clone(), changes: Arc::default() });
+        let node = Arc::new(Node { memory: self.clone(), opened_at: self.0.clock.now(), changes: Arc::default() });
         let epoch = node.begin_lease();
-        MemoryStore { epoch, memory: self.clone(), node: Some(node) }
+        MemoryStore { epoch, memory: self.clone(), node: Some(node), _lock: None }
     }
 
     /// All tasks, in the order of their ids.
@@ -243,6 +260,7 @@ pub struct MemoryStore {
     memory: Memory,
     epoch: Epoch,
     node: Option<Arc<Node>>,
+    _lock: Option<DirLock>,
 }
 
 impl Store for MemoryStore {
@@ -413,6 +431,7 @@ impl ChangeQueue {
 /// One of the nodes that share a memory.
 struct Node {
     memory: Memory,
+    opened_at: Timestamp,
     changes: Arc<ChangeQueue>,
 }
 
@@ -432,6 +451,10 @@ impl Node {
 }
 
 impl Cluster for Node {
+    fn first_lease(&self) -> Lease {
+        Lease { now: self.opened_at, lasts: LEASE }
+    }
+
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
         let now = self.memory.0.clock.now();
         let mut state = self.memory.lock();

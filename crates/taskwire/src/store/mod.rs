@@ -188,6 +188,9 @@ pub enum Changes {
 
 /// A store that several nodes share: who is alive, and what the others change.
 pub trait Cluster: Send + Sync + 'static {
+    /// The lease that began when the store was opened.
+    fn first_lease(&self) -> Lease;
+
     /// Renews the lease of this node, also one that has expired; none if another node has declared this one dead.
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
 

@@ -4,7 +4,7 @@
 //! wrote only in `chunk`. `session` holds sessions, `outbox` the changes that each is to be sent. Any SQLite tool can read the tables.
 //! Rows that callers see have a `checksum`: if you change such a row by hand, set it to NULL.
 
-use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, path::Path, sync::Arc};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
@@ -16,7 +16,7 @@ use super::{
     CallKey, Error, OutboxItem, Reader, SessionChange, Store, TaskWrite, Usage, Written,
     busy::{self, begin_transaction, retry_while_busy},
     checksum,
-    data_dir::{DirLock, file_error, secure_data_dir},
+    data_dir::{self, DirLock, file_error},
     disk_space::{self, DiskSpace},
     files::{DB, Files},
     sqlite_read::{ChunkRowHeader, SqliteReader, plan_queries_once, read_key, read_task},
@@ -161,12 +161,7 @@ impl SqliteStore {
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let shown = dir.as_ref();
         let failed = |source| file_error(shown, source);
-        // For this user alone: it has what callers send and get, and the key that signs the state they carry.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(shown).map_err(failed)?;
-        // The directory itself may be named by a link; within it no link is followed.
-        let dir = shown.canonicalize().map_err(failed)?;
-        secure_data_dir(&dir)?;
-        let (lock, locked) = DirLock::take(&dir, shown)?;
+        let (dir, lock, locked) = data_dir::open(shown)?;
         let last = PreviousWalEnd::look(&dir);
         let path = dir.join(DB);
         owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &path)

@@ -364,3 +364,24 @@ fn a_command_that_writes_more_than_may_wait_is_made_to_wait_and_loses_nothing() 
     assert_eq!(server_dir.read("starts"), "start\n");
     server_dir.is_quiet();
 }
+
+#[test]
+fn commands_end_with_a_server_that_keeps_its_tasks_in_memory() {
+    let server_dir = counting("store = \"memory:\"", 100_000, "");
+    let server = server_dir.start();
+    let id = server.begin("count", json!({}));
+    server.wait_for_text(&id, "line 20\n");
+    assert!(server.stop().success());
+    server_dir.is_quiet();
+    // The server that comes next knows nothing of one that was killed, and ends what that left.
+    let server = server_dir.start();
+    assert!(server.send("tasks/get", json!({"taskId": id}))["error"].is_object(), "it is gone");
+    let id = server.begin("count", json!({}));
+    server.wait_for_text(&id, "line 20\n");
+    server.kill();
+    assert!(!server_dir.processes().is_empty(), "its command goes on");
+    let server = server_dir.start();
+    server_dir.is_quiet();
+    assert!(server.stop().success());
+    assert!(!std::path::Path::new(&server_dir.path("data/tasks.db")).exists(), "nothing is kept");
+}

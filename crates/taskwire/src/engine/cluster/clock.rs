@@ -14,27 +14,26 @@ use crate::clock::{Clock, Sleep};
 pub(super) struct ClusterClock {
     local: Arc<dyn Clock>,
     /// The store's time, and the local monotonic time when it was read.
-    read: Mutex<Option<(Timestamp, Duration)>>,
+    read: Mutex<(Timestamp, Duration)>,
 }
 
 impl ClusterClock {
-    pub(super) fn new(local: Arc<dyn Clock>) -> Self {
-        Self { local, read: Mutex::default() }
+    /// It was `now` a moment ago.
+    pub(super) fn new(local: Arc<dyn Clock>, now: Timestamp) -> Self {
+        let read = Mutex::new((now, local.monotonic()));
+        Self { local, read }
     }
 
     /// The store says that it is `now`.
     pub(super) fn set(&self, now: Timestamp) {
-        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, self.local.monotonic()));
+        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = (now, self.local.monotonic());
     }
 }
 
 impl Clock for ClusterClock {
     fn now(&self) -> Timestamp {
-        match *self.read.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some((now, at)) => now.after(self.local.monotonic().saturating_sub(at)),
-            // Until the first renewal of the lease.
-            None => self.local.now(),
-        }
+        let (now, at) = *self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        now.after(self.local.monotonic().saturating_sub(at))
     }
 
     fn monotonic(&self) -> Duration {

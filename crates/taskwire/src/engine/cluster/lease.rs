@@ -40,8 +40,8 @@ struct Times {
 }
 
 impl LeaseState {
-    pub(super) fn new(now: Duration) -> Self {
-        Self(Mutex::new(Times { until: now, reached_since: now, lasts: Duration::MAX }))
+    pub(super) fn new(now: Duration, lasts: Duration) -> Self {
+        Self(Mutex::new(Times { until: now + lasts, reached_since: now, lasts }))
     }
 
     fn get(&self) -> Times {
@@ -50,6 +50,11 @@ impl LeaseState {
 
     fn set(&self, times: Times) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
+    /// Whether no other node takes what this one runs, for a while from now on.
+    pub(super) fn holds(&self, now: Duration) -> bool {
+        now + MARGIN < self.get().until
     }
 
     /// Whether the store could be reached for so long that a node without a lease is dead, and not cut off together with this one.

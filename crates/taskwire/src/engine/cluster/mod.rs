@@ -27,8 +27,20 @@ pub(super) struct Membership {
 
 impl Membership {
     pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>) -> Self {
-        let store_time = Arc::new(ClusterClock::new(local.clone()));
-        Self { cluster, clock: store_time.clone(), store_time, lease: LeaseState::new(local.monotonic()), left: AtomicBool::new(false) }
+        let lease = cluster.first_lease();
+        let store_time = Arc::new(ClusterClock::new(local.clone(), lease.now));
+        Self {
+            cluster,
+            clock: store_time.clone(),
+            store_time,
+            lease: LeaseState::new(local.monotonic(), lease.lasts),
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether no other node can have taken what this one runs. It may be otherwise after the node was stopped for a while.
+    pub(super) fn has_lease(&self) -> bool {
+        self.lease.holds(self.clock.monotonic())
     }
 
     fn has_left(&self) -> bool {
