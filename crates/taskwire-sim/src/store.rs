@@ -441,6 +441,10 @@ impl Cluster for SimCluster {
         self.reach(move || self.inner.leave(epoch))
     }
 
+    fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>> {
+        self.reach(move || self.inner.is_alive(epoch))
+    }
+
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
         self.reach(move || self.inner.stranded_tasks(limit))
     }

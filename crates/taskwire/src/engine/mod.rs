@@ -270,7 +270,7 @@ impl Engine {
     }
 
     /// Whether other nodes use the same store, so that what is in memory may be old.
-    fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.0.cluster.is_some()
     }
 
@@ -443,6 +443,14 @@ impl Engine {
     /// Waits until nothing is running that would end with this process.
     pub async fn idle(&self) {
         self.0.runs.idle().await;
+    }
+
+    /// Whether another node runs under this epoch.
+    pub(crate) async fn is_other_node(&self, epoch: Epoch) -> Result<bool, Error> {
+        match &self.0.cluster {
+            Some(membership) if epoch != self.epoch() => Ok(membership.cluster.is_alive(epoch).await?),
+            _ => Ok(false),
+        }
     }
 
     /// Ends this node's lease for good, where nodes share the store: the others take over at once what still runs here.

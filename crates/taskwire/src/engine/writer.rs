@@ -27,7 +27,7 @@ use super::{
     recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
 use crate::{
-    store::{self, CallKey, Changes, Cluster, ErrorKind, Store, TaskWrite, Usage, Written},
+    store::{self, CallKey, Changes, Cluster, ErrorKind, SessionChange, Store, TaskWrite, Usage, Written},
     wakeup::ChangeKind,
 };
 
@@ -323,7 +323,10 @@ impl<S: Store> Writer<S> {
         let begins = |event: &Event| matches!(event, Event::Created { .. } | Event::Started { .. });
         let changed: Vec<(Arc<Task>, bool)> =
             batch.writes.iter().map(|write| (write.task.clone(), write.events.iter().any(begins))).collect();
-        let outboxes: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
+        let mut sessions: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
+        if self.cluster.is_some() {
+            sessions.extend(batch.sessions.iter().filter_map(SessionChange::changed));
+        }
         for write in &batch.writes {
             if let (Some(outcome), Some((at, version))) = (&write.task.outcome, write.task.ended)
                 && version >= write.first_version
@@ -350,11 +353,11 @@ impl<S: Store> Writer<S> {
         for receipt in batch.session_receipts {
             let _ = receipt.send(());
         }
-        if let Some(cluster) = self.cluster.as_ref().filter(|_| !changes.is_empty()) {
-            cluster.announce(Changes::Of(changes.iter().map(|(id, _)| *id).collect(), outboxes.clone()));
+        if let Some(cluster) = self.cluster.as_ref().filter(|_| !changes.is_empty() || !sessions.is_empty()) {
+            cluster.announce(Changes::Of(changes.iter().map(|(id, _)| *id).collect(), sessions.clone()));
         }
         engine.0.task_wakeups.wake(changes.into_iter());
-        engine.0.session_wakeups.wake(outboxes.into_iter().map(|id| (id, ChangeKind::Task)));
+        engine.0.session_wakeups.wake(sessions.into_iter().map(|id| (id, ChangeKind::Task)));
         self.trim(&changed);
     }
 

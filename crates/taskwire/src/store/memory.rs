@@ -237,9 +237,9 @@ impl State {
     fn change_session(&mut self, change: &SessionChange) {
         match change {
             SessionChange::Begin(session) => drop(self.sessions.insert(session.id.clone(), session.clone())),
-            SessionChange::Update(session) => {
-                if let Some(known) = self.sessions.get_mut(&session.id) {
-                    *known = session.clone();
+            SessionChange::Update { session, before } => {
+                if let Some(known) = self.sessions.get_mut(&session.id).filter(|known| known.data == *before) {
+                    *known = Session { last_used: session.last_used.max(known.last_used), ..session.clone() };
                 }
             }
             SessionChange::End(id) => {
@@ -473,6 +473,11 @@ impl Cluster for Node {
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
         self.memory.lock().nodes.remove(&epoch);
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>> {
+        let is_alive = self.memory.lock().nodes.contains_key(&epoch);
+        Box::pin(std::future::ready(Ok(is_alive)))
     }
 
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {

@@ -200,6 +200,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// Ends the lease: others may take at once what this node ran.
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>>;
 
+    /// Whether the node of this epoch has not been declared dead.
+    fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>>;
+
     /// Declares nodes dead whose lease has expired. Returns tasks that have not ended and whose node is dead, with the epoch of that node, at
     /// most `limit`.
     fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>>;

@@ -26,10 +26,26 @@ pub struct Session {
 pub enum SessionChange {
     /// It begins.
     Begin(Session),
-    /// It changes to this, if it is still there.
-    Update(Session),
+    /// It changes to `session`, if it is still there and its data are still `before`: another node may have changed them.
+    Update {
+        /// What it is then.
+        session: Session,
+        /// The data that this was decided on.
+        before: Payload,
+    },
     /// It ends.
     End(SessionId),
+}
+
+impl SessionChange {
+    /// The session, unless it only begins.
+    pub(crate) fn changed(&self) -> Option<SessionId> {
+        match self {
+            Self::Begin(_) => None,
+            Self::Update { session, .. } => Some(session.id.clone()),
+            Self::End(id) => Some(id.clone()),
+        }
+    }
 }
 
 /// An item of an outbox: a part of a task's log that the session is to be sent.

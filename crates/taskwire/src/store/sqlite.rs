@@ -451,10 +451,11 @@ fn write_outbox(transaction: &Connection, write: &TaskWrite) -> Result<(), Error
 }
 
 fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
-    let (session, sql) = match change {
-        SessionChange::Begin(session) => (session, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
-        SessionChange::Update(session) => {
-            (session, "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1")
+    let (session, before, sql) = match change {
+        SessionChange::Begin(session) => (session, None, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
+        SessionChange::Update { session, before } => {
+            let sql = "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1 AND data = ?6";
+            (session, Some(before.as_str()), sql)
         }
         SessionChange::End(id) => {
             transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;
@@ -463,7 +464,12 @@ fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(),
         }
     };
     let (id, caller, seen, data) = (session.id.as_str(), session.caller.as_str(), session.last_used.as_millis(), session.data.as_str());
-    transaction.prepare_cached(sql)?.execute(params![id, caller, seen, data, checksum::of_session(id, caller, seen, data)])?;
+    let checksum = checksum::of_session(id, caller, seen, data);
+    let mut statement = transaction.prepare_cached(sql)?;
+    match before {
+        None => statement.execute(params![id, caller, seen, data, checksum])?,
+        Some(before) => statement.execute(params![id, caller, seen, data, checksum, before])?,
+    };
     Ok(())
 }
 

@@ -900,10 +900,14 @@ fn sessions_are_kept_changed_and_ended<S: Store>(mut lab: Lab<S>) {
     let (one, two) = (session("one", "me", 1), session("two", "you", 2));
     lab.change(&[SessionChange::Begin(one.clone()), SessionChange::Begin(two.clone())]);
     lab.kill();
-    assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(one), Some(two.clone()), None));
+    assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(one.clone()), Some(two.clone()), None));
     let later = Session { data: json!([1]).into(), ..session("one", "me", 9) };
-    lab.change(&[SessionChange::Update(later.clone()), SessionChange::End(two.id.clone())]);
-    lab.change(&[SessionChange::Update(two), SessionChange::Update(session("three", "me", 1))]);
+    let update = |session: &Session, before: &Session| SessionChange::Update { session: session.clone(), before: before.data.clone() };
+    lab.change(&[update(&later, &one), SessionChange::End(two.id.clone())]);
+    let three = session("three", "me", 1);
+    lab.change(&[update(&two, &two), update(&three, &three)]);
+    // Another node has changed it since.
+    lab.change(&[update(&session("one", "me", 10), &one)]);
     lab.reopen();
     assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(later), None, None), "what is gone stays gone");
 }

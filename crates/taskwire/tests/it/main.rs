@@ -13,6 +13,7 @@ mod idempotency;
 mod kit;
 mod legacy;
 mod listing;
+mod nodes;
 mod opt_out;
 mod output;
 mod partials;

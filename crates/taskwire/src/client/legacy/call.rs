@@ -40,10 +40,10 @@ pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: S
         }
     }
     let mut backoff = Backoff::new(legacy.link.options.timing);
+    let mut registration = legacy.router.register();
+    registration.add_call();
     loop {
         let began = legacy.link.options.clock.now();
-        let registration = legacy.router.register();
-        registration.add_call();
         let failed = match call_once(&legacy, &mut driver, &registration, &params).await {
             Ok(None) => return Ok(Outcome::Cancelled { message: None }),
             Ok(Some((stream, result))) => {
@@ -66,6 +66,11 @@ pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: S
             () = legacy.link.options.clock.sleep(wait) => {}
             () = driver.wait_for_cancel() => return Ok(Outcome::Cancelled { message: None }),
         }
+        // The next one is there before this one goes: the server may have made the task though it said otherwise, and the router keeps
+        // what concerns it for as long as there is a call that it may be.
+        let next = legacy.router.register();
+        next.add_call();
+        registration = next;
     }
 }
 

@@ -134,7 +134,7 @@ pub(super) async fn subscribe(cx: &Cx<'_>, wanted: bool) -> Result<Object, Fault
     }
     let change = |agreed: &mut super::session::SessionTerms| {
         if wanted {
-            agreed.resources.insert(uri)
+            agreed.resources.insert(uri.clone())
         } else {
             agreed.resources.remove(&uri)
         };

@@ -103,6 +103,8 @@ pub(super) fn negotiate(params: &str) -> Result<SessionTerms, Fault> {
         level: level_of(LEVEL).unwrap_or_default(),
         resources: BTreeSet::new(),
         had_session_stream: false,
+        stream: None,
+        delivered: 0,
     })
 }
 

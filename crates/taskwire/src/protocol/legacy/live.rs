@@ -393,6 +393,15 @@ impl Session {
         (live.outbox_delivered, replaced)
     }
 
+    /// Another node has sent this much of the outbox.
+    pub(super) fn set_outbox_delivered(&self, number: u64) {
+        self.live().outbox_delivered = number;
+    }
+
+    pub(super) fn outbox_delivered(&self) -> u64 {
+        self.live().outbox_delivered
+    }
+
     /// Records how many entries of the outbox were sent, if this is still the session stream.
     pub(super) fn record_outbox_delivered(&self, number: u64, stream: &Arc<()>) {
         let mut live = self.live();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use taskwire_core::{CallerId, Payload, SessionId, Timestamp, task::AcceptedQuestions};
+use taskwire_core::{CallerId, Epoch, Payload, SessionId, Timestamp, task::AcceptedQuestions};
 use tokio::sync::{Notify, watch};
 
 use super::live::LiveState;
@@ -50,6 +50,26 @@ pub(super) struct SessionTerms {
     /// Whether it ever had a session stream; if not, its whole outbox is still to be sent.
     #[serde(rename = "stood", default)]
     pub(super) had_session_stream: bool,
+    /// The session stream that is open, where nodes share the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stream: Option<SharedStream>,
+    /// How many items of its outbox session streams have sent, about, where nodes share the store.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) delivered: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A session stream, for other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SharedStream {
+    /// The node that has it.
+    pub(super) epoch: Epoch,
+    /// Different for each stream.
+    pub(super) number: u64,
 }
 
 impl SessionTerms {
@@ -73,6 +93,8 @@ pub(crate) struct Session {
     pub(super) id: SessionId,
     pub(super) caller: CallerId,
     terms: Mutex<Arc<SessionTerms>>,
+    /// The terms as they are stored.
+    stored_terms: Mutex<Payload>,
     /// When it was last used, and when that was last stored.
     used_and_stored_at: Mutex<(Timestamp, Timestamp)>,
     live: Mutex<LiveState>,
@@ -100,6 +122,7 @@ impl Session {
             id: row.id.clone(),
             caller: row.caller.clone(),
             terms: Mutex::new(Arc::new(agreed)),
+            stored_terms: Mutex::new(row.data.clone()),
             used_and_stored_at: Mutex::new((row.last_used, row.last_used)),
             live: Mutex::new(LiveState::new(outbox_delivered)),
             storing: tokio::sync::Mutex::default(),
@@ -119,15 +142,58 @@ impl Session {
         lock(&self.live)
     }
 
-    /// Changes the terms; they are stored when this returns.
-    pub(super) async fn change_terms(&self, context: &Context, change: impl FnOnce(&mut SessionTerms)) -> Result<(), engine::Error> {
-        {
-            let mut agreed = lock(&self.terms);
-            let mut next = SessionTerms::clone(&agreed);
+    /// Changes the terms; they are stored when this returns. If another node changes them too, both changes are made.
+    pub(super) async fn change_terms(&self, context: &Context, change: impl Fn(&mut SessionTerms)) -> Result<(), engine::Error> {
+        let _storing = self.storing.lock().await;
+        loop {
+            let mut next = SessionTerms::clone(&self.terms());
             change(&mut next);
-            *agreed = Arc::new(next);
+            if next == *self.terms() {
+                return Ok(());
+            }
+            self.store_as(context, next).await?;
+            if !context.engine.is_shared() || !self.refresh(context).await? {
+                return Ok(());
+            }
         }
-        self.store(context).await
+    }
+
+    /// Takes over what another node has changed; `false` if the session has ended.
+    pub(super) async fn refresh(&self, context: &Context) -> Result<bool, engine::Error> {
+        match context.engine.reader().session(&self.id).await? {
+            Some(row) => {
+                self.take_over(&row)?;
+                Ok(true)
+            }
+            None => {
+                context.sessions.close(&self.id);
+                Ok(false)
+            }
+        }
+    }
+
+    fn take_over(&self, row: &store::Session) -> Result<(), store::Error> {
+        let mut seen = lock(&self.used_and_stored_at);
+        *seen = (seen.0.max(row.last_used), seen.1.max(row.last_used));
+        drop(seen);
+        if *lock(&self.stored_terms) != row.data {
+            let terms = row.data.read().map_err(|error| store::Error::corrupt("a session", error))?;
+            *lock(&self.terms) = Arc::new(terms);
+            *lock(&self.stored_terms) = row.data.clone();
+        }
+        Ok(())
+    }
+
+    /// Whether another node has a session stream of this session: that sends what concerns the session's tasks.
+    pub(super) async fn has_stream_elsewhere(&self, context: &Context) -> Result<bool, engine::Error> {
+        if !context.engine.is_shared() || !self.refresh(context).await? {
+            return Ok(false);
+        }
+        let stream = self.terms().stream;
+        match stream {
+            Some(stream) => context.engine.is_other_node(stream.epoch).await,
+            None => Ok(false),
+        }
     }
 
     fn has_unstored_use(&self) -> bool {
@@ -135,18 +201,24 @@ impl Session {
         seen.0 > seen.1
     }
 
+    /// Stores that the session was used.
     async fn store(&self, context: &Context) -> Result<(), engine::Error> {
         let _storing = self.storing.lock().await;
-        let row = self.row(&self.terms());
-        let seen = row.last_used;
-        context.engine.change_session(SessionChange::Update(row)).await?;
-        lock(&self.used_and_stored_at).1 = seen;
-        Ok(())
+        self.store_as(context, SessionTerms::clone(&self.terms())).await
     }
 
-    fn row(&self, agreed: &SessionTerms) -> store::Session {
-        let data = Payload::of(agreed).expect("it consists of texts, numbers and lists");
-        store::Session { id: self.id.clone(), caller: self.caller.clone(), last_used: lock(&self.used_and_stored_at).0, data }
+    /// Stores the session with these terms, unless another node has changed them: that is known only after [`Self::refresh`].
+    async fn store_as(&self, context: &Context, terms: SessionTerms) -> Result<(), engine::Error> {
+        let data = Payload::of(&terms).expect("it consists of texts, numbers and lists");
+        let (last_used, before) = (lock(&self.used_and_stored_at).0, lock(&self.stored_terms).clone());
+        let session = store::Session { id: self.id.clone(), caller: self.caller.clone(), last_used, data: data.clone() };
+        context.engine.change_session(SessionChange::Update { session, before }).await?;
+        lock(&self.used_and_stored_at).1 = last_used;
+        if !context.engine.is_shared() {
+            *lock(&self.terms) = Arc::new(terms);
+            *lock(&self.stored_terms) = data;
+        }
+        Ok(())
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -204,13 +276,20 @@ impl Sessions {
         let id = SessionId::new(name);
         let known = self.map().get(&id).cloned();
         let session = match known {
-            Some(session) => session,
+            Some(session) if !context.engine.is_shared() => session,
+            // Another node may have changed or ended it.
+            Some(session) => match session.refresh(context).await? {
+                true => session,
+                false => return Err(gone()),
+            },
             None => {
                 let row = context.engine.reader().session(&id).await.map_err(engine::Error::from)?.ok_or_else(gone)?;
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
                 let agreed: SessionTerms = agreed;
                 // A session that never had a session stream is sent its whole outbox.
-                let outbox_delivered = if agreed.had_session_stream {
+                let outbox_delivered = if context.engine.is_shared() {
+                    agreed.delivered
+                } else if agreed.had_session_stream {
                     context.engine.reader().outbox_end(&id).await.map_err(engine::Error::from)?
                 } else {
                     0
@@ -282,7 +361,7 @@ impl Sessions {
         Ok(())
     }
 
-    fn close(&self, id: &SessionId) {
+    pub(super) fn close(&self, id: &SessionId) {
         if let Some(session) = self.map().remove(id) {
             // Its calls linger: the client may only have given up waiting.
             session.ended.send_replace(true);

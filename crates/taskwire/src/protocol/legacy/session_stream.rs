@@ -1,12 +1,17 @@
 //! The session stream: sends a session its outbox, in order, and changes of lists and resources.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use serde_json::json;
 use taskwire_core::{Payload, QuestionKey, Seq, TaskId, Version, task::Event};
 use tokio::sync::mpsc;
 
-use super::{event_id::SessionCursor, outcome, render, session::Session, task_stream::UNLOGGED_LEN};
+use super::{
+    event_id::SessionCursor,
+    outcome, render,
+    session::{Session, SharedStream},
+    task_stream::UNLOGGED_LEN,
+};
 use crate::{
     engine,
     protocol::{
@@ -21,6 +26,9 @@ use crate::{
 
 /// How many entries of the outbox are read at a time.
 const OUTBOX_PAGE_LEN: usize = 64;
+/// Within which time after a task was made on another node its client learns its id.
+const ANNOUNCE_TIME: Duration = Duration::from_millis(500);
+
 struct SessionStream<'a> {
     context: &'a Arc<Context>,
     session: &'a Arc<Session>,
@@ -73,10 +81,51 @@ impl Drop for StreamToken<'_> {
     }
 }
 
+/// Tells other nodes of a session stream, where there are any: only the latest one of a session sends its outbox.
+struct SharedStreamGuard {
+    context: Arc<Context>,
+    session: Arc<Session>,
+    stream: SharedStream,
+}
+
+impl SharedStreamGuard {
+    async fn begin(context: &Arc<Context>, session: &Arc<Session>) -> Result<Option<Self>, engine::Error> {
+        if !context.engine.is_shared() {
+            return Ok(None);
+        }
+        let mut number = [0; 8];
+        crate::clock::random_bytes(&mut number);
+        let stream = SharedStream { epoch: context.engine.epoch(), number: u64::from_le_bytes(number) };
+        session.change_terms(context, |agreed| agreed.stream = Some(stream)).await?;
+        session.set_outbox_delivered(session.terms().delivered);
+        Ok(Some(Self { context: context.clone(), session: session.clone(), stream }))
+    }
+}
+
+impl Drop for SharedStreamGuard {
+    fn drop(&mut self) {
+        let (context, session, stream) = (self.context.clone(), self.session.clone(), self.stream);
+        let delivered = session.outbox_delivered();
+        context.engine.clone().spawn(async move {
+            let ended = session.change_terms(&context, |agreed| {
+                agreed.delivered = agreed.delivered.max(delivered);
+                agreed.stream = agreed.stream.filter(|open| *open != stream);
+            });
+            if let Err(error) = ended.await {
+                tracing::warn!(%error, "the end of a session stream could not be stored: the next one may repeat some messages");
+            }
+        });
+    }
+}
+
 /// Sends a session its outbox from a cursor on; without one, from where the last session stream was.
 pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
     let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
     let token = StreamToken { session, token: Some(Arc::default()) };
+    let _shared = match SharedStreamGuard::begin(context, session).await {
+        Ok(shared) => shared,
+        Err(error) => return tracing::warn!(%error, "a session stream could not begin"),
+    };
     let (delivered, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
     let at = from.unwrap_or(SessionCursor { number: delivered, version: Version(0) });
     // A client that was cut off may have been sent a part of the next entry.
@@ -95,11 +144,11 @@ pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &Me
 impl SessionStream<'_> {
     async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), StreamEnd> {
         let (context, session) = (self.context, self.session);
-        if !session.terms().had_session_stream {
-            session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
-        } else if fresh {
+        if fresh && session.terms().had_session_stream {
             self.reask_all().await?;
         }
+        session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
+        let shared = session.terms().stream;
         let config = &context.config.legacy;
         let mut changes = context.provider.changes();
         let mut seen = changes.borrow_and_update().clone();
@@ -121,6 +170,13 @@ impl SessionStream<'_> {
         tokio::pin!(reconnect, drained, over, ending);
         loop {
             let wake = session.session_stream_wake.notified();
+            if context.engine.is_shared() {
+                // A later stream, perhaps on another node, sends the session from now on; or the session has ended there.
+                if !session.refresh(context).await? || session.terms().stream != shared {
+                    return Ok(());
+                }
+                session.touch(context);
+            }
             let waits = self.deliver_outbox().await?;
             while waits && let Some(id) = session.next_released() {
                 let task = ReleasedTask { session, id: Some(id) };
@@ -184,6 +240,11 @@ impl SessionStream<'_> {
     async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, StreamEnd> {
         let engine = &self.context.engine;
         let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task).await)? else { return Ok(true) };
+        if engine.is_shared() && task.epoch != engine.epoch() {
+            // The node that made it may not have told the client its id yet.
+            let age = engine.clock().now().since(task.created_at);
+            engine.clock().sleep(ANNOUNCE_TIME.saturating_sub(age)).await;
+        }
         let output = task.spec.outbox.as_ref().is_some_and(|follower| follower.output);
         let meta = render::related(change.task);
         let mut notes = NoteEncoder::new(outcome::progress_token(&task), None);

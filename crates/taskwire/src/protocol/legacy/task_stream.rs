@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 use taskwire_core::{
-    Attempt, QuestionKey, Version,
+    Attempt, QuestionKey, SessionId, Version,
     task::{Event, Outcome, Task},
     wire::{RequestId, write_error},
 };
@@ -37,6 +37,7 @@ use crate::{
         notes::NoteEncoder,
     },
     store::{Chunk, LogItem, StoredEvent},
+    wakeup::Watch,
 };
 
 /// How much later than `retry` a client may reconnect.
@@ -194,6 +195,7 @@ impl<'a> TaskStream<'a> {
         let engine = &context.engine;
         // Watch first, then read: no change can fall between.
         let watch = engine.watch(vec![self.id.task], self.wants_output());
+        let session_watch = (engine.is_shared() && self.claim.is_some()).then(|| engine.watch_session(self.session.id.clone()));
         self.send_priming_event(None).await?;
         let comes_back = self.comes_back();
         let request = self.request;
@@ -267,6 +269,8 @@ impl<'a> TaskStream<'a> {
                 }
                 Some(message) = self.unlogged.recv() => self.send(&message, false).await?,
                 _ = watch.changed() => {}
+                // The session stream of another node may have begun or ended.
+                () = changed(session_watch.as_ref()) => {}
                 () = hold::heartbeat_due(&mut beat) => {
                     let task = self.task().await?;
                     if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref())) {
@@ -283,11 +287,11 @@ impl<'a> TaskStream<'a> {
         self.out.framing().has_event_ids && self.event_id_prefix.is_some() && self.agreed.has_priming_events()
     }
 
-    /// Whether this stream sends the task, and no later one. When a later one has ended, this one asks what is open, and goes on where the
+    /// Whether this stream sends the task, and no later one, and it does not yield to the session stream of another node. When a later one has ended, this one asks what is open, and goes on where the
     /// later one was.
-    fn has_claim(&mut self) -> bool {
+    fn has_claim(&mut self, yields: bool) -> bool {
         let Some(claim) = &self.claim else { return true };
-        let holds = claim.holds();
+        let holds = claim.holds() && !yields;
         if holds && !self.had_claim {
             self.cursor.seq = self.cursor.seq.max(self.session.next_undelivered(self.id.task));
             self.cursor.begun = false;
@@ -361,7 +365,8 @@ impl<'a> TaskStream<'a> {
 
     /// Sends what the log has after the cursor.
     async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
-        let holds = self.has_claim();
+        let yields = self.claim.is_some() && self.session.has_stream_elsewhere(self.context).await?;
+        let holds = self.has_claim(yields);
         if holds {
             self.ask_open().await?;
             self.ask_deferred().await?;
@@ -517,6 +522,14 @@ pub(super) fn task_expired(stream: &TaskStreamId) -> Fault {
 /// Whether a question waits for an answer.
 fn is_open(task: &Task, key: &QuestionKey) -> bool {
     task.open_questions().any(|(open, _)| open == key)
+}
+
+/// Waits until the session changes, if it is watched.
+async fn changed(watch: Option<&Watch<SessionId>>) {
+    match watch {
+        Some(watch) => drop(watch.changed().await),
+        None => std::future::pending().await,
+    }
 }
 
 async fn next_note(notes: &mut Option<mpsc::Receiver<CallNote>>) -> Option<CallNote> {

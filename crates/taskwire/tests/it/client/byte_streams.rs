@@ -24,12 +24,12 @@ const ROOM: usize = 64 * 1024;
 
 /// Hands the other end of each stream to the test, as long as that goes on.
 #[derive(Debug)]
-struct Streams(mpsc::UnboundedSender<DuplexStream>);
+struct Streams(mpsc::Sender<DuplexStream>);
 
 impl Connect for Streams {
     fn connect(&self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(ROOM);
-        let _ = self.0.send(theirs);
+        let _ = self.0.try_send(theirs);
         ours
     }
 }
@@ -38,12 +38,12 @@ impl Connect for Streams {
 struct Server {
     clock: ManualClock,
     target: Target,
-    streams: mpsc::UnboundedReceiver<DuplexStream>,
+    streams: mpsc::Receiver<DuplexStream>,
 }
 
 impl Server {
     fn new() -> Self {
-        let (sender, streams) = mpsc::unbounded_channel();
+        let (sender, streams) = mpsc::channel(64);
         Self { clock: manual_clock(), target: Target::InProcess(Arc::new(Streams(sender))), streams }
     }
 
@@ -218,6 +218,47 @@ async fn a_task_is_picked_up_also_if_its_server_ends_meanwhile() {
     let wait = with_timeout("the wait", while_waiting(&mut call, stream.expect_wait("working"))).await;
     stream.result(&wait, ended("t1", "done")).await;
     assert_eq!(rest(&mut call).await, ["done: done"]);
+}
+
+// Calls that are sent again.
+
+#[tokio::test]
+async fn a_question_of_a_task_that_was_made_though_the_server_said_otherwise_is_not_lost() {
+    let mut server = Server::new();
+    let (clock, target, options) = (server.clock.clone(), server.target.clone(), server.options());
+    let mut capabilities = having(json!({}));
+    capabilities["experimental"] = json!({"dev.taskwire/idempotency": {}});
+    let greets = async {
+        let mut stream = server.stream().await;
+        let first = stream.expect("initialize").await;
+        stream.result(&first, agreed(LATEST, capabilities)).await;
+        stream.expect("notifications/initialized").await;
+        stream
+    };
+    let (client, mut stream) = with_timeout("the connection", async { tokio::join!(Client::connect(target, options), greets) }).await;
+    let client = client.expect("a connection");
+    let playing = async {
+        let list = stream.expect("tools/list").await;
+        stream.result(&list, tools_of("optional")).await;
+        // It cannot say whether the task was made, and so it says that the client must try again.
+        let call = stream.expect("tools/call").await;
+        let away = json!({"code": -31_002, "message": "try again"});
+        stream.send(&json!({"jsonrpc": "2.0", "id": call["id"], "error": away})).await;
+        stream.send(&question(&json!("t1.-.name"), form("Name?"), Some("t1"))).await;
+        let again = stream.expect("tools/call").await;
+        stream.result(&again, made("t1")).await;
+    };
+    let starting = async { tokio::join!(client.start("job", json!({})), playing) };
+    let (call, ()) = as_time_passes(&clock, "the call", 100 * MS, starting).await;
+    let mut call = call.expect("a run");
+    let asked = with_timeout("the question", async {
+        loop {
+            if let Some(Event::Question(question)) = next_notable(&mut call).await {
+                break question;
+            }
+        }
+    });
+    assert_eq!(asked.await.message, "Name?");
 }
 
 // Answers.

@@ -1,0 +1,139 @@
+//! Several nodes share a store, and a client meets another one with each request.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use taskwire::{
+    clock::SystemClock,
+    core::SessionId,
+    server::Config,
+    store::Memory,
+    tool::{Ctx, Registry, TaskMode, Tool, ToolError},
+};
+use tokio::time::timeout;
+
+use crate::{
+    kit::{TempDir, TestServer, with_timeout, without_disk_reserve},
+    legacy::kit::{LegacySession, Sse},
+    tasks::{accept, name_form, name_in},
+};
+
+/// Asks for a first name and, when that is answered, for a last one; writes before and between.
+async fn names(_: Value, ctx: Ctx) -> Result<String, ToolError> {
+    ctx.text("who are you?\n").await?;
+    let first = name_in(&ctx.ask("first", name_form("First name?")).await?);
+    ctx.text("and further?\n").await?;
+    let last = name_in(&ctx.ask("last", name_form("Last name?")).await?);
+    Ok(format!("{first} {last}"))
+}
+
+fn tools() -> Registry {
+    let tools = Registry::new();
+    tools.tool(Tool::new("names", "Asks who somebody is", names).task(TaskMode::Always)).expect("a tool");
+    tools
+}
+
+/// Two nodes that share a store.
+async fn nodes() -> [TestServer; 2] {
+    let memory = Memory::default();
+    let node = async || {
+        let config = without_disk_reserve(Config::default());
+        TestServer::start_on(Arc::new(TempDir::new()), memory.open_node(), tools(), config, Arc::new(SystemClock)).await
+    };
+    [node().await, node().await]
+}
+
+/// The next question on a stream.
+async fn question(stream: &mut Sse) -> Value {
+    with_timeout("a question", stream.until("elicitation/create")).await
+}
+
+/// Nothing more is asked on this stream, until it is quiet for a while.
+async fn asks_nothing(stream: &mut Sse) {
+    while let Ok(Some(message)) = timeout(Duration::from_millis(300), stream.next()).await {
+        assert_ne!(message["method"], "elicitation/create", "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_is_asked_once_whichever_nodes_have_the_streams() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    let mut session_stream = here.open_session_stream().await;
+    let id = there.start("names", json!({})).await;
+    let mut result = there.stream("tasks/result", json!({"taskId": id})).await;
+    let first = question(&mut session_stream).await;
+    asks_nothing(&mut result).await;
+    // The node that gets the answer is not the one that asked.
+    there.answer(&first, accept("Ada")).await;
+    let last = question(&mut session_stream).await;
+    assert_ne!(first["id"], last["id"]);
+    // The session stream ends: what it asked is asked where the client still listens.
+    drop(session_stream);
+    let again = question(&mut result).await;
+    assert_eq!(again["params"]["message"], last["params"]["message"]);
+    here.answer(&again, accept("Lovelace")).await;
+    let messages = with_timeout("the result", result.rest()).await;
+    let end = messages.last().expect("a response");
+    assert_eq!(end["result"]["content"][0]["text"], "Ada Lovelace", "{messages:?}");
+}
+
+#[tokio::test]
+async fn a_later_session_stream_on_another_node_goes_on_where_the_first_one_was() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    let mut first = here.open_session_stream().await;
+    let id = here.start("names", json!({})).await;
+    let asked = question(&mut first).await;
+    let mut second = there.open_session_stream().await;
+    with_timeout("the end of the first", async { while first.next().await.is_some() {} }).await;
+    // Whoever opens a stream without resuming may have seen nothing: what is open is asked there.
+    let again = question(&mut second).await;
+    assert_eq!(again["params"]["message"], asked["params"]["message"]);
+    there.answer(&again, accept("Ada")).await;
+    let last = question(&mut second).await;
+    here.answer(&last, accept("Lovelace")).await;
+    let end = with_timeout("the end", async {
+        loop {
+            let message = second.next().await.expect("the stream is open");
+            if message["params"]["status"] == "completed" {
+                break message;
+            }
+        }
+    });
+    assert_eq!(end.await["params"]["taskId"], id);
+}
+
+#[tokio::test]
+async fn terms_that_one_node_changes_hold_on_every_other() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    // Both nodes know the session.
+    there.ok("ping", json!({})).await;
+    let set = |session: LegacySession, level: &'static str| async move { session.ok("logging/setLevel", json!({"level": level})).await };
+    for level in ["debug", "error", "warning", "info"] {
+        // At the same time another change, on the other node.
+        let uri = format!("taskwire://nothing/{level}");
+        let subscribed = there.raw("resources/subscribe", json!({"uri": uri}));
+        let (_, subscribed) = tokio::join!(set(here.clone(), level), subscribed);
+        assert!(subscribed.status < 500, "{}", subscribed.status);
+    }
+    let reader = one.server.engine().reader();
+    let row = reader.session(&SessionId::new(here.session())).await.expect("readable").expect("there");
+    let terms: Value = row.data.read().expect("JSON");
+    assert_eq!(terms["level"], 1, "{terms}");
+}
+
+#[tokio::test]
+async fn a_session_that_one_node_ends_is_over_on_every_other() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    let mut stream = there.open_session_stream().await;
+    assert_eq!(here.clone().end().await, 200);
+    assert_eq!(there.raw("ping", json!({})).await.status, 404);
+    with_timeout("the end of its stream", async { while stream.next().await.is_some() {} }).await;
+}
