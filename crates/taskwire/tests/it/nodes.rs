@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
-    core::SessionId,
+    core::{SessionId, task::Status},
     server::Config,
     store::Memory,
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
@@ -30,6 +30,7 @@ async fn names(_: Value, ctx: Ctx) -> Result<String, ToolError> {
 fn tools() -> Registry {
     let tools = Registry::new();
     tools.tool(Tool::new("names", "Asks who somebody is", names).task(TaskMode::Always)).expect("a tool");
+    tools.tool(Tool::new("plain_names", "Asks the caller who that is", names)).expect("a tool");
     tools
 }
 
@@ -46,6 +47,12 @@ async fn nodes() -> [TestServer; 2] {
 /// The next question on a stream.
 async fn question(stream: &mut Sse) -> Value {
     with_timeout("a question", stream.until("elicitation/create")).await
+}
+
+/// Answers a question in a way that is refused.
+async fn does_not_fit(session: &LegacySession, question: &Value) {
+    let response = session.post(&json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "perhaps"}})).await;
+    assert_eq!(response.status, 400, "{}", response.json());
 }
 
 /// Nothing more is asked on this stream, until it is quiet for a while.
@@ -77,6 +84,54 @@ async fn a_question_is_asked_once_whichever_nodes_have_the_streams() {
     let messages = with_timeout("the result", result.rest()).await;
     let end = messages.last().expect("a response");
     assert_eq!(end["result"]["content"][0]["text"], "Ada Lovelace", "{messages:?}");
+}
+
+#[tokio::test]
+async fn a_question_is_asked_again_where_it_was_asked_if_another_node_gets_an_answer_that_does_not_fit() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    // On the stream of a plain call, and on the session stream.
+    let mut call = here.stream("tools/call", json!({"name": "plain_names", "arguments": {}})).await;
+    let first = question(&mut call).await;
+    does_not_fit(&there, &first).await;
+    let again = question(&mut call).await;
+    assert_ne!(first["id"], again["id"]);
+    there.answer(&again, accept("Ada")).await;
+    let last = question(&mut call).await;
+    there.answer(&last, accept("Lovelace")).await;
+    let messages = with_timeout("the result", call.rest()).await;
+    assert_eq!(messages.last().expect("a response")["result"]["content"][0]["text"], "Ada Lovelace", "{messages:?}");
+
+    let mut session_stream = here.open_session_stream().await;
+    there.start("names", json!({})).await;
+    let first = question(&mut session_stream).await;
+    does_not_fit(&there, &first).await;
+    let again = question(&mut session_stream).await;
+    assert_ne!(first["id"], again["id"]);
+}
+
+#[tokio::test]
+async fn a_call_is_cancelled_by_whichever_node_hears_of_it() {
+    let [one, two] = nodes().await;
+    let here = LegacySession::open(&one).await;
+    let there = here.at(two.port);
+    let id = here.next_id();
+    let message = here.message(id, "tools/call", json!({"name": "plain_names", "arguments": {}}));
+    let mut call = here.stream_message(&message).await;
+    question(&mut call).await;
+    let task = *one.server.engine().reader().open_tasks(None, 1).await.expect("readable").first().expect("a task waits for an answer");
+    there.notify("notifications/cancelled", json!({"requestId": id})).await;
+    let ended = async {
+        loop {
+            let task = two.server.engine().reader().task(task).await.expect("readable").expect("there");
+            if task.ended.is_some() {
+                break task.status();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    assert_eq!(with_timeout("the end", ended).await, Status::Cancelled);
 }
 
 #[tokio::test]

@@ -130,7 +130,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let accepts = if augment.is_some() || cx.can_stream { agreed.accepts } else { AcceptedQuestions::default() };
     let wanted = CallOptions { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
     let mut spec = calls::spec(cx.context, &tool, &wanted)?;
-    spec.origin = TaskOrigin::to_payload(meta.progress_token.clone());
+    spec.origin = TaskOrigin::to_payload(meta.progress_token.clone(), cx.context.engine.is_shared().then(|| cx.id.clone()));
     spec.outbox = Some(OutboxTarget { session: cx.session.id.clone(), output: agreed.partial });
     let mut call = Call { cx, tool, arguments, raw_arguments, progress_token: meta.progress_token, spec };
     let Some(augment) = augment else { return call.respond_without_task().await };

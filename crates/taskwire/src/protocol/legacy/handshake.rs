@@ -105,6 +105,7 @@ pub(super) fn negotiate(params: &str) -> Result<SessionTerms, Fault> {
         had_session_stream: false,
         stream: None,
         delivered: 0,
+        reasks: Vec::new(),
     })
 }
 

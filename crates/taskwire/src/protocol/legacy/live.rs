@@ -13,16 +13,16 @@ use std::{
     time::Duration,
 };
 
-use taskwire_core::{QuestionKey, Seq, TaskId, Timestamp, Version, wire::RequestId};
+use taskwire_core::{CallerId, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
-pub(super) use self::reask::Reask;
+pub(super) use self::reask::{Reask, SharedReask};
 pub(super) use self::request::RequestGuard;
 use self::unanswered::UnansweredCalls;
-use super::session::Session;
+use super::{outcome, session::Session};
 pub(super) use crate::protocol::call::CANCELLED_BY_CALLER;
 use crate::{
-    engine::{self, Run},
+    engine::{self, Engine, Run},
     protocol::{
         CallerPermit, Context,
         call::waiter::{Waiter, WaitingCall},
@@ -38,6 +38,9 @@ const RANGES_MAX: usize = 64;
 const ID_CHARS_MAX: usize = 256;
 /// How long a cancel waits for a request that it overtook. Later a request with this id is another one.
 const EARLY_CANCEL_TIME: Duration = Duration::from_secs(2);
+/// How often, and among how many tasks of the caller, a request is looked for that another node answers.
+const CANCEL_LOOKS: usize = 3;
+const LOOKED_AT_MAX: usize = 64;
 /// From this many requests on, those whose work has ended are removed; as many cancelled ones are remembered.
 const OPEN_REQUESTS_MAX: usize = 64;
 /// From this many questions on, those whose stream is gone are removed.
@@ -497,7 +500,13 @@ impl Session {
             if live.cancelled.len() > OPEN_REQUESTS_MAX {
                 live.cancelled.pop_front();
             }
-            let Some(running) = running else { return };
+            let Some(running) = running else {
+                drop(live);
+                if !timed_out && context.engine.is_shared() {
+                    context.engine.spawn(cancel_elsewhere(context.engine.clone(), self.caller.clone(), self.id.clone(), id.clone()));
+                }
+                return;
+            };
             running.cancel_state.send_replace(if running.joinable { CancelState::Detached } else { CancelState::Stopped });
             (running, given_up)
         };
@@ -524,6 +533,32 @@ impl Session {
             context.engine.cancel_soon(self.caller.clone(), task, CANCELLED_BY_CALLER);
         }
     }
+}
+
+/// Cancels a request that another node answers, once it has become a task. Until then nobody here knows it, and its node may go on with it.
+async fn cancel_elsewhere(engine: Engine, caller: CallerId, session: SessionId, request: RequestId) {
+    for _ in 0..CANCEL_LOOKS {
+        match find_by_request(&engine, &caller, &session, &request).await {
+            Ok(Some(id)) => return engine.cancel_soon(caller, id, CANCELLED_BY_CALLER),
+            Ok(None) => engine.clock().sleep(EARLY_CANCEL_TIME).await,
+            Err(error) => return tracing::warn!(%error, "a request that another node answers could not be cancelled"),
+        }
+    }
+}
+
+async fn find_by_request(
+    engine: &Engine,
+    caller: &CallerId,
+    session: &SessionId,
+    request: &RequestId,
+) -> Result<Option<TaskId>, engine::Error> {
+    for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).await? {
+        let task = engine::skip_corrupt(engine.task(caller, id).await)?;
+        if task.is_some_and(|task| task.ended.is_none() && outcome::is_of_request(&task, session, request)) {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
 }
 
 /// The right of a stream to send a task.

@@ -339,6 +339,7 @@ async fn take_answer(context: &Arc<Context>, session: &Arc<Session>, id: Option<
         Ok(_) | Err(engine::Error::Rejected(taskwire_core::task::Reject::Ended)) => {
             // Only now: until the answer is stored, the question must be asked again after a reconnect.
             session.forget_question(task, &key);
+            session.unshare_reask(context, task, &key).await?;
             Ok(Reply::accepted())
         }
         Err(engine::Error::Rejected(reject)) => {
@@ -359,12 +360,14 @@ async fn ask_again(
     why: &str,
 ) -> Result<bool, engine::Error> {
     if session.ask_again(task, key, times, why) || !task.spec.hidden {
+        session.share_reask(context, task.id, key).await?;
         return Ok(true);
     }
     let error = RpcError { code: code::INVALID_PARAMS, message: format!("none of its answers fits the question: {why}"), data: None };
     let command = Command::Answer(vec![(key.clone(), json!({REFUSED: error}).into())]);
     context.engine.submit(task.id, Authority::Caller(session.caller.clone()), command).await?;
     session.forget_question(task.id, key);
+    session.unshare_reask(context, task.id, key).await?;
     Ok(false)
 }
 

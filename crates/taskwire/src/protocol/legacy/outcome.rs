@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use taskwire_core::{
-    Payload,
+    Payload, SessionId,
     task::{Outcome, RpcError, Task},
     wire::{RequestId, code, write_error},
 };
@@ -28,14 +28,23 @@ use crate::{
 pub(super) struct TaskOrigin {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     progress_token: Option<RequestId>,
+    /// The request that made the task, where another node may have to find it by that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<RequestId>,
 }
 
 impl TaskOrigin {
     /// None if there is nothing to keep.
-    pub(super) fn to_payload(progress_token: Option<RequestId>) -> Option<Payload> {
-        progress_token.as_ref()?;
-        Payload::of(&Self { progress_token }).ok()
+    pub(super) fn to_payload(progress_token: Option<RequestId>, request: Option<RequestId>) -> Option<Payload> {
+        progress_token.as_ref().or(request.as_ref())?;
+        Payload::of(&Self { progress_token, request }).ok()
     }
+}
+
+/// Whether this request of this session made the task.
+pub(super) fn is_of_request(task: &Task, session: &SessionId, request: &RequestId) -> bool {
+    let origin = || task.spec.origin.as_ref()?.read::<TaskOrigin>().ok()?.request;
+    task.spec.outbox.as_ref().is_some_and(|follower| follower.session == *session) && origin().as_ref() == Some(request)
 }
 
 pub(super) fn progress_token(task: &Task) -> Option<RequestId> {

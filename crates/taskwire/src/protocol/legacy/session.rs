@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use taskwire_core::{CallerId, Epoch, Payload, SessionId, Timestamp, task::AcceptedQuestions};
 use tokio::sync::{Notify, watch};
 
-use super::live::LiveState;
+use super::live::{LiveState, SharedReask};
 use crate::{
     config::ResponseMode,
     engine,
@@ -56,6 +56,9 @@ pub(super) struct SessionTerms {
     /// How many items of its outbox session streams have sent, about, where nodes share the store.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) delivered: u64,
+    /// Questions that are asked again, because the answer did not fit, where nodes share the store.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) reasks: Vec<SharedReask>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
@@ -177,7 +180,8 @@ impl Session {
         *seen = (seen.0.max(row.last_used), seen.1.max(row.last_used));
         drop(seen);
         if *lock(&self.stored_terms) != row.data {
-            let terms = row.data.read().map_err(|error| store::Error::corrupt("a session", error))?;
+            let terms: SessionTerms = row.data.read().map_err(|error| store::Error::corrupt("a session", error))?;
+            self.take_over_reasks(&terms.reasks);
             *lock(&self.terms) = Arc::new(terms);
             *lock(&self.stored_terms) = row.data.clone();
         }

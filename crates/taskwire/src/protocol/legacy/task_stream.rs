@@ -195,7 +195,7 @@ impl<'a> TaskStream<'a> {
         let engine = &context.engine;
         // Watch first, then read: no change can fall between.
         let watch = engine.watch(vec![self.id.task], self.wants_output());
-        let session_watch = (engine.is_shared() && self.claim.is_some()).then(|| engine.watch_session(self.session.id.clone()));
+        let session_watch = engine.is_shared().then(|| engine.watch_session(self.session.id.clone()));
         self.send_priming_event(None).await?;
         let comes_back = self.comes_back();
         let request = self.request;
@@ -365,7 +365,8 @@ impl<'a> TaskStream<'a> {
 
     /// Sends what the log has after the cursor.
     async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
-        let yields = self.claim.is_some() && self.session.has_stream_elsewhere(self.context).await?;
+        let elsewhere = self.session.has_stream_elsewhere(self.context).await?;
+        let yields = self.claim.is_some() && elsewhere;
         let holds = self.has_claim(yields);
         if holds {
             self.ask_open().await?;

@@ -2,13 +2,22 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use taskwire_core::{QuestionKey, TaskId, task::Task};
 
 use super::TRACKED_TASKS_MAX;
-use crate::protocol::legacy::session::Session;
+use crate::{
+    engine,
+    protocol::{
+        Context,
+        legacy::session::{Session, SessionTerms},
+    },
+};
 
 /// How often a question is asked at most.
 const ASKED_MAX: u32 = 3;
+/// How many questions that are asked again other nodes are told of.
+const SHARED_MAX: usize = 64;
 /// How many characters of the reason a person is shown.
 const WHY_CHARS_MAX: usize = 300;
 
@@ -23,7 +32,76 @@ pub(in crate::protocol::legacy) struct Reask {
     due: bool,
 }
 
+/// The same for other nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::protocol::legacy) struct SharedReask {
+    task: TaskId,
+    key: QuestionKey,
+    times: u32,
+    why: Arc<str>,
+}
+
+impl SharedReask {
+    fn is_of(&self, task: TaskId, key: &QuestionKey) -> bool {
+        self.task == task && self.key == *key
+    }
+}
+
 impl Session {
+    /// Tells other nodes that a question is asked again: its stream may be theirs.
+    pub(in crate::protocol::legacy) async fn share_reask(
+        &self,
+        context: &Context,
+        task: TaskId,
+        key: &QuestionKey,
+    ) -> Result<(), engine::Error> {
+        let Some(Reask { times, why, .. }) = self.reask(task, key).filter(|_| context.engine.is_shared()) else { return Ok(()) };
+        let again = SharedReask { task, key: key.clone(), times, why };
+        let change = |agreed: &mut SessionTerms| {
+            if !agreed.reasks.contains(&again) {
+                agreed.reasks.retain(|known| !known.is_of(task, key));
+                agreed.reasks.truncate(SHARED_MAX - 1);
+                agreed.reasks.push(again.clone());
+            }
+        };
+        self.change_terms(context, change).await
+    }
+
+    /// A question was answered: it is not asked again on any node.
+    pub(in crate::protocol::legacy) async fn unshare_reask(
+        &self,
+        context: &Context,
+        task: TaskId,
+        key: &QuestionKey,
+    ) -> Result<(), engine::Error> {
+        if context.engine.is_shared() && self.terms().reasks.iter().any(|known| known.is_of(task, key)) {
+            self.change_terms(context, |agreed| agreed.reasks.retain(|known| !known.is_of(task, key))).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the streams of this node ask what another one says is to be asked again.
+    pub(in crate::protocol::legacy) fn take_over_reasks(&self, shared: &[SharedReask]) {
+        let mut live = self.live();
+        let mut is_new = false;
+        for SharedReask { task, key, times, why } in shared {
+            let question = (*task, key.clone());
+            if live.reasks.get(&question).map_or(1, |again| again.times) < *times {
+                live.reasks.insert(question.clone(), Reask { times: *times, why: why.clone(), due: true });
+                live.asked.remove(&question);
+                if !live.claims.contains_key(task) && live.released.len() < TRACKED_TASKS_MAX {
+                    live.released.insert(*task);
+                }
+                is_new = true;
+            }
+        }
+        drop(live);
+        if is_new {
+            self.task_released.notify_waiters();
+            self.session_stream_wake.notify_waiters();
+        }
+    }
+
     /// Makes a stream ask a question again, because the answer did not fit. Does nothing if that happened already since the question was
     /// asked for the time that the answer is for (`times`). Says `false` if it was asked often enough.
     pub(in crate::protocol::legacy) fn ask_again(&self, task: &Task, key: &QuestionKey, times: u32, why: &str) -> bool {
