@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{RunOrTask, WaitingCall};
 use crate::{
-    engine::{Phase, Run, RunEnd},
+    engine::{self, Phase, Run, RunEnd},
     protocol::Context,
     wakeup::Watch,
 };
@@ -128,11 +128,15 @@ impl LingeringWork {
         let now = engine.clock().now();
         // None if a call joined it, or a caller knows it.
         let since = calls.lingering_since(id, self.linger_count)?;
-        let task = engine.any_task(id).await.ok().flatten();
+        let task = match engine.any_task(id).await {
+            Err(engine::Error::Away) => return Some(RECHECK_INTERVAL),
+            read => read.ok().flatten(),
+        };
         let rest = match task.as_ref().map(|task| task.ended) {
             // The same call gets the outcome, for a while.
             Some(Some((at, _))) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
-            Some(None) if self.linger == Duration::MAX => Some(RECHECK_INTERVAL),
+            // Where nodes share the store, another one may have a client that came back for it.
+            Some(None) if self.linger == Duration::MAX || engine.is_shared() => Some(RECHECK_INTERVAL),
             Some(None) => match self.linger.saturating_sub(now.since(since)) {
                 // One of the watchers is `watch_over`.
                 rest if rest.is_zero() && engine.watchers(id) > 1 => {
