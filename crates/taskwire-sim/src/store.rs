@@ -296,7 +296,7 @@ struct SimReader {
     inner: Arc<dyn Reader>,
     link: Arc<NodeLink>,
     /// Tasks as they once were, for a planted cache that nobody invalidates.
-    stale: Mutex<std::collections::BTreeMap<TaskId, Task>>,
+    stale: Mutex<std::collections::BTreeMap<TaskId, Arc<Task>>>,
 }
 
 impl SimReader {
@@ -314,7 +314,7 @@ impl SimReader {
 }
 
 impl Reader for SimReader {
-    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
+    fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
         if !self.link.is_planted(Plant::CacheNotInvalidated) {
             return self.read(move |reader| reader.task(id));
         }

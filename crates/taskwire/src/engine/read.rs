@@ -36,7 +36,7 @@ impl Engine {
         // Where nodes share a store nothing is cached there, and the store has the last word.
         match self.0.recent.task(id) {
             Some(task) => Ok(Some(task)),
-            None => Ok(self.checked(self.0.reader.task(id).await)?.map(Arc::new)),
+            None => self.checked(self.0.reader.task(id).await),
         }
     }
 

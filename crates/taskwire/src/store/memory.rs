@@ -311,8 +311,8 @@ impl Store for MemoryStore {
 }
 
 impl Reader for Memory {
-    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
-        at_once(Ok(self.lock().tasks.get(&id).map(|stored| stored.task.clone())))
+    fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
+        at_once(Ok(self.lock().tasks.get(&id).map(|stored| Arc::new(stored.task.clone()))))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {

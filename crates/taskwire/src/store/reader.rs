@@ -3,6 +3,7 @@
 use std::{
     future::{Ready, ready},
     ops::Range,
+    sync::Arc,
 };
 
 use futures_util::future::{BoxFuture, Either};
@@ -24,7 +25,7 @@ pub(crate) fn at_once<'a, T>(read: Result<T, Error>) -> Read<'a, T> {
 /// The reading side; sees what is committed, never waits for the writer.
 pub trait Reader: Send + Sync + 'static {
     /// The task as of the last commit.
-    fn task(&self, id: TaskId) -> Read<'_, Option<Task>>;
+    fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>>;
 
     /// One event of a task.
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>>;

@@ -310,11 +310,12 @@ fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
 }
 
 impl Reader for SqliteReader {
-    fn task(&self, id: TaskId) -> Read<'_, Option<Task>> {
-        at_once(self.of_task(id, |connection| {
+    fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
+        let read = self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             read_task(&moment, id)
-        }))
+        });
+        at_once(read.map(|task| task.map(Arc::new)))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {

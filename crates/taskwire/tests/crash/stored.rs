@@ -39,7 +39,7 @@ fn check_task(reader: &dyn Reader, id: TaskId, kind: Kind) {
     }
     let stored =
         reader.task(id).now_or_never().expect("at once").expect("readable").unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
-    assert_eq!(fold(id, &events, &chunks), stored, "the log of {id} makes another task than the stored one");
+    assert_eq!(fold(id, &events, &chunks), *stored, "the log of {id} makes another task than the stored one");
 }
 
 fn events(reader: &dyn Reader, id: TaskId) -> Vec<StoredEvent> {

@@ -508,7 +508,7 @@ fn a_store_that_an_earlier_program_wrote_is_taken_over() {
     let mut seen = Vec::new();
     for id in ids.iter().rev() {
         let task = store.load_now(*id).expect("it is loaded").expect("it is listed");
-        assert_eq!(reader.task(*id).wait().expect("it is read").as_ref(), Some(&task));
+        assert_eq!(reader.task(*id).wait().expect("it is read").as_deref(), Some(&task));
         let chunks = reader.chunks(*id, Seq(0), usize::MAX, usize::MAX).wait().expect("output is read");
         assert_eq!(chunks.len() as u64, task.output.next_seq.0, "all of its output is there");
         seen.push((task.spec.tool.to_string(), task.status().as_str(), chunks.len()));
