@@ -32,6 +32,9 @@ use super::{
     switch::{StopSignal, Switch},
 };
 
+/// How soon an attempt looks again whether its node has a lease.
+const LEASE_DELAY: Duration = Duration::from_millis(100);
+
 /// One run of one tool.
 pub struct Run {
     /// The task that it is, or becomes if it is promoted.
@@ -486,11 +489,11 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
         repeated_blocks: AtomicUsize::new(0),
     };
     // All this took a while: the attempt may not be wanted any more, and the node may have been stopped.
-    if run.is_stopped() {
-        return Ok(());
+    while !run.is_stopped() && engine.0.cluster.as_ref().is_some_and(|membership| !membership.has_lease()) {
+        // If the lease is renewed, nobody has taken the task. If it is lost, the attempt is stopped.
+        engine.0.clock.sleep(LEASE_DELAY).await;
     }
-    if engine.0.cluster.as_ref().is_some_and(|membership| !membership.has_lease()) {
-        engine.0.runs.abandon(id);
+    if run.is_stopped() {
         return Ok(());
     }
     execute(Arc::new(run)).await;

@@ -1,7 +1,7 @@
 //! The running attempts: those that tasks want are started, all others are stopped (invariant I8).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -33,8 +33,9 @@ impl RunningAttempt {
 struct Table {
     running: BTreeMap<TaskId, RunningAttempt>,
     bound_to_process: usize,
-    /// Tasks whose attempts were stopped while the store could not be reached. The next renewal of the lease starts them again.
-    abandoned: BTreeSet<TaskId>,
+    /// Tasks whose attempts were stopped while the store could not be reached. The next renewal of the lease starts them again. With how
+    /// many renewals did not find them.
+    abandoned: BTreeMap<TaskId, u32>,
 }
 
 impl Table {
@@ -110,7 +111,7 @@ impl Runs {
         for (_, running) in std::mem::take(&mut table.running) {
             running.stop.abandon();
         }
-        (table.bound_to_process, table.abandoned) = (0, BTreeSet::new());
+        (table.bound_to_process, table.abandoned) = (0, BTreeMap::new());
         self.publish(&table);
     }
 
@@ -128,18 +129,18 @@ impl Runs {
         let mut table = self.lock();
         if let Some(running) = table.remove(id) {
             running.stop.abandon();
-            table.abandoned.insert(id);
+            table.abandoned.insert(id, 0);
         }
         self.publish(&table);
     }
 
     /// The next renewal of the lease is to start this task again.
-    pub(super) fn set_abandoned(&self, id: TaskId) {
-        self.lock().abandoned.insert(id);
+    pub(super) fn set_abandoned(&self, id: TaskId, tries: u32) {
+        self.lock().abandoned.insert(id, tries);
     }
 
     /// The tasks whose attempts were stopped while the store could not be reached.
-    pub(super) fn take_abandoned(&self) -> BTreeSet<TaskId> {
+    pub(super) fn take_abandoned(&self) -> BTreeMap<TaskId, u32> {
         std::mem::take(&mut self.lock().abandoned)
     }
 
@@ -161,7 +162,7 @@ impl Runs {
             // If the task has not ended, another attempt may run.
             if task.ended.is_some() { old.stop.stop() } else { old.stop.abandon() }
         }
-        if let Some(attempt) = wanted.filter(|_| begun && !table.abandoned.contains(&task.id)) {
+        if let Some(attempt) = wanted.filter(|_| begun && !table.abandoned.contains_key(&task.id)) {
             table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt: task.spec.on_interrupt });
             engine.spawn_attempt(task.id, attempt);
         }

@@ -98,7 +98,7 @@ async fn tick_due_tasks(engine: &Engine, skipped: &mut SkippedTasks) -> Result<T
     let now = engine.0.clock.now();
     // Other nodes tick what they run. What a dead one ran must not fail for time in which nobody worked on it: it is taken over first.
     let of = engine.is_shared().then(|| engine.epoch());
-    let mut due = engine.checked(engine.0.reader.due_tasks(now, of, PAGE + skipped.corrupt.len()).await)?;
+    let mut due = engine.checked(engine.0.reader.due_tasks(now, of, PAGE + skipped.corrupt.len() + skipped.unmoved.len()).await)?;
     due.retain(|id| !skipped.corrupt.contains(id));
     if due.is_empty() {
         let next = engine.checked(engine.0.reader.next_due(now).await)?.unwrap_or(Timestamp::from_millis(i64::MAX));

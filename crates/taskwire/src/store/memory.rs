@@ -238,7 +238,9 @@ impl State {
         match change {
             SessionChange::Begin(session) => drop(self.sessions.insert(session.id.clone(), session.clone())),
             SessionChange::Update { session, before } => {
-                if let Some(known) = self.sessions.get_mut(&session.id).filter(|known| known.data == *before) {
+                if let Some(known) =
+                    self.sessions.get_mut(&session.id).filter(|known| before.as_ref().is_none_or(|before| known.data == *before))
+                {
                     *known = Session { last_used: session.last_used.max(known.last_used), ..session.clone() };
                 }
             }

@@ -26,12 +26,13 @@ pub struct Session {
 pub enum SessionChange {
     /// It begins.
     Begin(Session),
-    /// It changes to `session`, if it is still there and its data are still `before`: another node may have changed them.
+    /// It changes to `session`, if it is still there; if `before` is given, only if these are still its data: another node may have changed
+    /// them.
     Update {
         /// What it is then.
         session: Session,
         /// The data that this was decided on.
-        before: Payload,
+        before: Option<Payload>,
     },
     /// It ends.
     End(SessionId),

@@ -8,7 +8,7 @@ use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, path::Path, sync::
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use taskwire_core::{
-    CallerId, Epoch, Seq, TaskId, Timestamp, Version,
+    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
@@ -454,8 +454,9 @@ fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(),
     let (session, before, sql) = match change {
         SessionChange::Begin(session) => (session, None, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
         SessionChange::Update { session, before } => {
-            let sql = "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1 AND data = ?6";
-            (session, Some(before.as_str()), sql)
+            let sql =
+                "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1 AND (?6 IS NULL OR data = ?6)";
+            (session, Some(before.as_ref().map(Payload::as_str)), sql)
         }
         SessionChange::End(id) => {
             transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;

@@ -910,7 +910,8 @@ fn sessions_are_kept_changed_and_ended<S: Store>(mut lab: Lab<S>) {
     lab.kill();
     assert_eq!((lab.session("one"), lab.session("two"), lab.session("three")), (Some(one.clone()), Some(two.clone()), None));
     let later = Session { data: json!([1]).into(), ..session("one", "me", 9) };
-    let update = |session: &Session, before: &Session| SessionChange::Update { session: session.clone(), before: before.data.clone() };
+    let update =
+        |session: &Session, before: &Session| SessionChange::Update { session: session.clone(), before: Some(before.data.clone()) };
     lab.change(&[update(&later, &one), SessionChange::End(two.id.clone())]);
     let three = session("three", "me", 1);
     lab.change(&[update(&two, &two), update(&three, &three)]);

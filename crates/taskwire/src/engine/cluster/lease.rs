@@ -22,6 +22,8 @@ const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 const MARGIN: Duration = Duration::from_secs(1);
 /// How soon a renewal that failed is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How many renewals find a task that is about to be made.
+const NOT_MADE_TRIES: u32 = 5;
 /// How long a node that shuts down tries to end its lease.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -88,7 +90,7 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     let renewed = tokio::select! {
         biased;
         renewed = membership.cluster.renew(engine.epoch()) => renewed,
-        () = membership.clock.sleep(time_left) => Err(store::Error::Away { in_doubt: false, reason: "the lease could not be renewed in time".to_owned() }),
+        () = membership.clock.sleep(time_left) => Err(took_too_long()),
     };
     match renewed {
         Ok(Some(lease)) => {
@@ -104,13 +106,18 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
             if end_epoch(engine) != NO_EPOCH {
                 tracing::warn!("this node lost its lease: other nodes take over what it ran");
             }
-            match membership.cluster.rejoin().await {
-                Ok(epoch) if membership.has_left() => {
-                    give_back(membership, epoch).await;
-                    Duration::ZERO
-                }
+            let rejoined = tokio::select! {
+                biased;
+                rejoined = membership.cluster.rejoin() => rejoined,
+                () = membership.clock.sleep(RENEW_INTERVAL) => Err(took_too_long()),
+            };
+            match rejoined {
                 Ok(epoch) => {
                     engine.0.epoch.store(epoch.0, Ordering::Release);
+                    if membership.has_left() {
+                        // It left in this very moment.
+                        give_back(membership, end_epoch(engine)).await;
+                    }
                     Duration::ZERO
                 }
                 Err(error) => {
@@ -147,11 +154,15 @@ pub(super) async fn leave(engine: &Engine, membership: &Membership) {
     }
 }
 
+fn took_too_long() -> store::Error {
+    store::Error::Away { in_doubt: false, reason: "it took too long".to_owned() }
+}
+
 async fn give_back(membership: &Membership, epoch: Epoch) {
     let given_back = tokio::select! {
         biased;
         given_back = membership.cluster.leave(epoch) => given_back,
-        () = membership.clock.sleep(LEAVE_TIMEOUT) => Err(store::Error::Away { in_doubt: false, reason: "it took too long".to_owned() }),
+        () = membership.clock.sleep(LEAVE_TIMEOUT) => Err(took_too_long()),
     };
     if let Err(error) = given_back {
         tracing::warn!(%error, "the lease could not be ended: other nodes take over when it expires");
@@ -160,19 +171,19 @@ async fn give_back(membership: &Membership, epoch: Epoch) {
 
 /// Runs again what was stopped while the store could not be reached, if no other node has taken it.
 fn resume_stopped(engine: &Engine) {
-    for id in engine.0.runs.take_abandoned() {
+    for (id, tries) in engine.0.runs.take_abandoned() {
         let (engine, epoch) = (engine.clone(), engine.epoch());
         engine.clone().spawn(async move {
             let command = Command::Recover { lost: epoch..epoch.next(), epoch };
             match engine.submit(id, Authority::Engine, command).await {
                 Ok(_) => {}
-                // It is being made just now: the next renewal finds it.
-                Err(Error::Rejected(Reject::NotFound)) => engine.0.runs.set_abandoned(id),
+                // It is being made just now: the next renewal finds it, unless it could not be made.
+                Err(Error::Rejected(Reject::NotFound)) if tries < NOT_MADE_TRIES => engine.0.runs.set_abandoned(id, tries + 1),
                 // Another node has taken it, or it has ended.
                 Err(Error::Rejected(_)) => {}
                 Err(error) => {
                     tracing::warn!(task = %id, %error, "a task that was stopped could not be started again: trying again");
-                    engine.0.runs.set_abandoned(id);
+                    engine.0.runs.set_abandoned(id, 0);
                 }
             }
         });

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use taskwire_core::{CallerId, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version, wire::RequestId};
+use taskwire_core::{CallerId, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version, task::Task, wire::RequestId};
 use tokio::sync::{mpsc, watch};
 
 pub(super) use self::reask::{Reask, SharedReask};
@@ -396,9 +396,11 @@ impl Session {
         (live.outbox_delivered, replaced)
     }
 
-    /// Another node has sent this much of the outbox.
-    pub(super) fn set_outbox_delivered(&self, number: u64) {
-        self.live().outbox_delivered = number;
+    /// Another node has sent this much of the outbox. Returns how much was sent in all.
+    pub(super) fn raise_outbox_delivered(&self, number: u64) -> u64 {
+        let mut live = self.live();
+        live.outbox_delivered = live.outbox_delivered.max(number);
+        live.outbox_delivered
     }
 
     pub(super) fn outbox_delivered(&self) -> u64 {
@@ -554,7 +556,9 @@ async fn find_by_request(
 ) -> Result<Option<TaskId>, engine::Error> {
     for id in engine.reader().tasks_of(caller, None, LOOKED_AT_MAX).await? {
         let task = engine::skip_corrupt(engine.task(caller, id).await)?;
-        if task.is_some_and(|task| task.ended.is_none() && outcome::is_of_request(&task, session, request)) {
+        // Another call may share the work of a tool with `dedupe`; and whoever knows the task cancels that.
+        let is_own = |task: &Task| task.spec.hidden && task.spec.fingerprint.is_none() && task.ended.is_none();
+        if task.is_some_and(|task| is_own(&task) && outcome::is_of_request(&task, session, request)) {
             return Ok(Some(id));
         }
     }

@@ -149,13 +149,16 @@ impl Session {
     pub(super) async fn change_terms(&self, context: &Context, change: impl Fn(&mut SessionTerms)) -> Result<(), engine::Error> {
         let _storing = self.storing.lock().await;
         loop {
+            if context.engine.is_shared() && !self.read_row(context).await? {
+                return Ok(());
+            }
             let mut next = SessionTerms::clone(&self.terms());
             change(&mut next);
             if next == *self.terms() {
                 return Ok(());
             }
             self.store_as(context, next).await?;
-            if !context.engine.is_shared() || !self.refresh(context).await? {
+            if !context.engine.is_shared() {
                 return Ok(());
             }
         }
@@ -163,6 +166,12 @@ impl Session {
 
     /// Takes over what another node has changed; `false` if the session has ended.
     pub(super) async fn refresh(&self, context: &Context) -> Result<bool, engine::Error> {
+        // So that an older row never replaces what this node has stored since it was read.
+        let _storing = self.storing.lock().await;
+        self.read_row(context).await
+    }
+
+    async fn read_row(&self, context: &Context) -> Result<bool, engine::Error> {
         match context.engine.reader().session(&self.id).await? {
             Some(row) => {
                 self.take_over(&row)?;
@@ -214,14 +223,15 @@ impl Session {
     /// Stores the session with these terms, unless another node has changed them: that is known only after [`Self::refresh`].
     async fn store_as(&self, context: &Context, terms: SessionTerms) -> Result<(), engine::Error> {
         let data = Payload::of(&terms).expect("it consists of texts, numbers and lists");
-        let (last_used, before) = (lock(&self.used_and_stored_at).0, lock(&self.stored_terms).clone());
-        let session = store::Session { id: self.id.clone(), caller: self.caller.clone(), last_used, data: data.clone() };
+        let last_used = lock(&self.used_and_stored_at).0;
+        let before = context.engine.is_shared().then(|| lock(&self.stored_terms).clone());
+        if before.is_none() {
+            // At once: whoever waits for this may go away, and the writer carries it out all the same.
+            *lock(&self.terms) = Arc::new(terms);
+        }
+        let session = store::Session { id: self.id.clone(), caller: self.caller.clone(), last_used, data };
         context.engine.change_session(SessionChange::Update { session, before }).await?;
         lock(&self.used_and_stored_at).1 = last_used;
-        if !context.engine.is_shared() {
-            *lock(&self.terms) = Arc::new(terms);
-            *lock(&self.stored_terms) = data;
-        }
         Ok(())
     }
 
@@ -298,7 +308,9 @@ impl Sessions {
                 } else {
                     0
                 };
+                let reasks = agreed.reasks.clone();
                 let session = self.keep(Session::new(&row, agreed, outbox_delivered));
+                session.take_over_reasks(&reasks);
                 // It may have ended since it was read.
                 if context.engine.reader().session(&id).await.map_err(engine::Error::from)?.is_none() {
                     self.close(&id);

@@ -89,16 +89,20 @@ struct SharedStreamGuard {
 }
 
 impl SharedStreamGuard {
-    async fn begin(context: &Arc<Context>, session: &Arc<Session>) -> Result<Option<Self>, engine::Error> {
+    fn new(context: &Arc<Context>, session: &Arc<Session>) -> Option<Self> {
         if !context.engine.is_shared() {
-            return Ok(None);
+            return None;
         }
         let mut number = [0; 8];
         crate::clock::random_bytes(&mut number);
         let stream = SharedStream { epoch: context.engine.epoch(), number: u64::from_le_bytes(number) };
-        session.change_terms(context, |agreed| agreed.stream = Some(stream)).await?;
-        session.set_outbox_delivered(session.terms().delivered);
-        Ok(Some(Self { context: context.clone(), session: session.clone(), stream }))
+        Some(Self { context: context.clone(), session: session.clone(), stream })
+    }
+
+    /// Names the stream in the session's row. Returns how many items of the outbox were sent, by whichever node.
+    async fn begin(&self) -> Result<u64, engine::Error> {
+        self.session.change_terms(&self.context, |agreed| agreed.stream = Some(self.stream)).await?;
+        Ok(self.session.raise_outbox_delivered(self.session.terms().delivered))
     }
 }
 
@@ -107,12 +111,17 @@ impl Drop for SharedStreamGuard {
         let (context, session, stream) = (self.context.clone(), self.session.clone(), self.stream);
         let delivered = session.outbox_delivered();
         context.engine.clone().spawn(async move {
-            let ended = session.change_terms(&context, |agreed| {
-                agreed.delivered = agreed.delivered.max(delivered);
-                agreed.stream = agreed.stream.filter(|open| *open != stream);
-            });
-            if let Err(error) = ended.await {
-                tracing::warn!(%error, "the end of a session stream could not be stored: the next one may repeat some messages");
+            loop {
+                let ended = session.change_terms(&context, |agreed| {
+                    agreed.delivered = agreed.delivered.max(delivered);
+                    agreed.stream = agreed.stream.filter(|open| *open != stream);
+                });
+                match ended.await {
+                    Ok(()) => return,
+                    // As long as this node is alive, others leave the session to this stream.
+                    Err(engine::Error::Away) if context.engine.epoch() == stream.epoch => context.engine.clock().sleep(ANNOUNCE_TIME).await,
+                    Err(error) => return tracing::warn!(%error, "the end of a session stream could not be stored: the next one repeats some messages"),
+                }
             }
         });
     }
@@ -122,11 +131,15 @@ impl Drop for SharedStreamGuard {
 pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
     let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
     let token = StreamToken { session, token: Some(Arc::default()) };
-    let _shared = match SharedStreamGuard::begin(context, session).await {
-        Ok(shared) => shared,
-        Err(error) => return tracing::warn!(%error, "a session stream could not begin"),
-    };
-    let (delivered, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
+    let (mut delivered, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);
+    let shared = SharedStreamGuard::new(context, session);
+    if let Some(shared) = &shared {
+        match shared.begin().await {
+            Ok(elsewhere) => delivered = elsewhere,
+            Err(error) => return tracing::warn!(%error, "a session stream could not begin"),
+        }
+    }
+    let shared = shared.as_ref().map(|shared| shared.stream);
     let at = from.unwrap_or(SessionCursor { number: delivered, version: Version(0) });
     // A client that was cut off may have been sent a part of the next entry.
     let replay_upto = if from.is_some() { delivered + 1 } else { delivered };
@@ -134,7 +147,7 @@ pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &Me
     let ended = tokio::select! {
         biased;
         () = replaced => Ok(()),
-        ended = stream.run(&mut unlogged_messages, from.is_none()) => ended,
+        ended = stream.run(&mut unlogged_messages, from.is_none(), shared) => ended,
     };
     if let Err(StreamEnd::Fault(fault)) = ended {
         tracing::warn!(error = %fault.error.message, "a session stream ended: the store could not be read");
@@ -142,13 +155,12 @@ pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &Me
 }
 
 impl SessionStream<'_> {
-    async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool) -> Result<(), StreamEnd> {
+    async fn run(&mut self, unlogged: &mut mpsc::Receiver<Vec<u8>>, fresh: bool, shared: Option<SharedStream>) -> Result<(), StreamEnd> {
         let (context, session) = (self.context, self.session);
         if fresh && session.terms().had_session_stream {
             self.reask_all().await?;
         }
         session.change_terms(context, |agreed| agreed.had_session_stream = true).await?;
-        let shared = session.terms().stream;
         let config = &context.config.legacy;
         let mut changes = context.provider.changes();
         let mut seen = changes.borrow_and_update().clone();
@@ -170,9 +182,10 @@ impl SessionStream<'_> {
         tokio::pin!(reconnect, drained, over, ending);
         loop {
             let wake = session.session_stream_wake.notified();
-            if context.engine.is_shared() {
-                // A later stream, perhaps on another node, sends the session from now on; or the session has ended there.
-                if !session.refresh(context).await? || session.terms().stream != shared {
+            if let Some(mine) = shared {
+                // A later stream, perhaps on another node, sends the session from now on; or the session has ended there; or this node lost its
+                // lease, and others no longer leave the session to it.
+                if !session.refresh(context).await? || session.terms().stream != shared || context.engine.epoch() != mine.epoch {
                     return Ok(());
                 }
                 session.touch(context);

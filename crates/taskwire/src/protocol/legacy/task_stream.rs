@@ -367,6 +367,9 @@ impl<'a> TaskStream<'a> {
     async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
         let elsewhere = self.session.has_stream_elsewhere(self.context).await?;
         let yields = self.claim.is_some() && elsewhere;
+        if self.context.engine.is_shared() {
+            self.session.touch(self.context);
+        }
         let holds = self.has_claim(yields);
         if holds {
             self.ask_open().await?;

@@ -51,8 +51,8 @@ pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) 
     let lingering = LingeringWork { caller: waiting.caller.clone(), tool: waiting.tool.clone(), id, linger: waiting.linger, linger_count };
     let context = context.clone();
     context.engine.clone().spawn(async move {
-        context.calls.prune(&context).await;
         let kept = lingering.save(&context, work, ready).await;
+        context.calls.prune(&context).await;
         // The context must not be kept alive while the work lingers: the server may end meanwhile.
         let (weak, watch) = (Arc::downgrade(&context), context.engine.watch(vec![lingering.id], false));
         drop(context);

@@ -295,7 +295,9 @@ impl CallRegistry {
             }
             // Nobody else looks at the same time.
             known.prune.pruned(known.joinable.len());
-            let none_waits = known.joinable.iter().filter(|(_, joinable)| joinable.waiters == 0);
+            // What is being made durable has no task yet.
+            let is_saved = |joinable: &JoinableWork| joinable.ready.as_ref().is_none_or(|ready| *ready.borrow());
+            let none_waits = known.joinable.iter().filter(|(_, joinable)| joinable.waiters == 0 && is_saved(joinable));
             none_waits.map(|(id, joinable)| (*id, joinable.key.caller.clone())).collect()
         });
         if awaited_by_none.is_empty() {
@@ -303,8 +305,10 @@ impl CallRegistry {
         }
         let mut gone = Vec::new();
         for (id, caller) in awaited_by_none {
-            if !matches!(context.engine.task(&caller, id).await, Ok(Some(task)) if is_joinable(context, &task)) {
-                gone.push(id);
+            match context.engine.task(&caller, id).await {
+                Ok(Some(task)) if is_joinable(context, &task) => {}
+                Err(engine::Error::Away) => {}
+                _ => gone.push(id),
             }
         }
         self.with(|known| {

@@ -60,7 +60,9 @@ impl Session {
         let change = |agreed: &mut SessionTerms| {
             if !agreed.reasks.contains(&again) {
                 agreed.reasks.retain(|known| !known.is_of(task, key));
-                agreed.reasks.truncate(SHARED_MAX - 1);
+                if agreed.reasks.len() >= SHARED_MAX {
+                    agreed.reasks.remove(0);
+                }
                 agreed.reasks.push(again.clone());
             }
         };
