@@ -322,11 +322,12 @@ impl Actor {
             "timed" if is_done => true,
             "timed" => shown.contains("within its timeout") || (shown == "cancelled" && was_cancelled),
             "rude" if shown == "cancelled" => was_cancelled,
-            "rude" if shown.contains("interrupted") => true,
+            // A node that is stopped, or has no lease, may begin too late.
+            "rude" if shown.contains("interrupted") || shown.contains("within its timeout") => true,
             "rude" => match size % 3 {
                 0 => is_done && (text.is_empty() || text == (0..200).map(|n| line(call, n)).collect::<String>()),
                 1 => shown.contains("panic"),
-                _ => shown.contains("within its timeout"),
+                _ => false,
             },
             _ => false,
         };
