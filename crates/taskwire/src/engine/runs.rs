@@ -33,8 +33,8 @@ impl RunningAttempt {
 struct Table {
     running: BTreeMap<TaskId, RunningAttempt>,
     bound_to_process: usize,
-    /// Tasks whose attempts were stopped while the store could not be reached. The next renewal of the lease starts them again. With how
-    /// many renewals did not find them.
+    /// Tasks whose attempts were stopped while the store could not be reached. The next renewal of the lease starts them again. The
+    /// number says how many renewals have not found the task.
     abandoned: BTreeMap<TaskId, u32>,
 }
 
@@ -125,7 +125,7 @@ impl Runs {
     }
 
     /// Stops the run of this task, if it has one. The next renewal of the lease starts it again.
-    pub(super) fn abandon(&self, id: TaskId) {
+    fn abandon(&self, id: TaskId) {
         let mut table = self.lock();
         if let Some(running) = table.remove(id) {
             running.stop.abandon();

@@ -277,9 +277,10 @@ async fn meanwhile<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T
     let mut future = pin!(future);
     soon("the return of the store", async {
         loop {
-            match timeout(Duration::from_millis(5), future.as_mut()).await {
-                Ok(done) => return done,
-                Err(_) => clock.advance(SECOND),
+            tokio::select! {
+                biased;
+                done = &mut future => return done,
+                () = yield_now() => clock.advance(Duration::from_millis(100)),
             }
         }
     })

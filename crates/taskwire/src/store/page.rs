@@ -39,6 +39,15 @@ pub enum LogItem {
 }
 
 impl LogItem {
+    /// The version of the task that it made.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        match self {
+            Self::Event(stored) => stored.version,
+            Self::Chunk(chunk) => chunk.version,
+        }
+    }
+
     /// The event, if it is one.
     #[must_use]
     pub fn into_event(self) -> Option<StoredEvent> {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use taskwire_core::{
     Epoch,
     task::{Authority, Command, Reject},
@@ -87,12 +88,7 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     let before = membership.lease.get();
     // A call that hangs is one that failed: the lease ends all the same.
     let time_left = before.until.saturating_sub(asked_at + MARGIN + RETRY_DELAY).clamp(RETRY_DELAY, RENEW_INTERVAL);
-    let renewed = tokio::select! {
-        biased;
-        renewed = membership.cluster.renew(engine.epoch()) => renewed,
-        () = membership.clock.sleep(time_left) => Err(took_too_long()),
-    };
-    match renewed {
+    match within(membership, time_left, membership.cluster.renew(engine.epoch())).await {
         Ok(Some(lease)) => {
             membership.store_time.set(lease.now);
             // A node that was cut off, or stopped, cannot tell who else was.
@@ -106,12 +102,7 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
             if end_epoch(engine) != NO_EPOCH {
                 tracing::warn!("this node lost its lease: other nodes take over what it ran");
             }
-            let rejoined = tokio::select! {
-                biased;
-                rejoined = membership.cluster.rejoin() => rejoined,
-                () = membership.clock.sleep(RENEW_INTERVAL) => Err(took_too_long()),
-            };
-            match rejoined {
+            match within(membership, RENEW_INTERVAL, membership.cluster.rejoin()).await {
                 Ok(epoch) => {
                     engine.0.epoch.store(epoch.0, Ordering::Release);
                     if membership.has_left() {
@@ -154,17 +145,17 @@ pub(super) async fn leave(engine: &Engine, membership: &Membership) {
     }
 }
 
-fn took_too_long() -> store::Error {
-    store::Error::Away { in_doubt: false, reason: "it took too long".to_owned() }
+/// Waits for an answer of the store for some time.
+async fn within<T>(membership: &Membership, time: Duration, call: BoxFuture<'_, Result<T, store::Error>>) -> Result<T, store::Error> {
+    tokio::select! {
+        biased;
+        answer = call => answer,
+        () = membership.clock.sleep(time) => Err(store::Error::Away { in_doubt: false, reason: "it took too long".to_owned() }),
+    }
 }
 
 async fn give_back(membership: &Membership, epoch: Epoch) {
-    let given_back = tokio::select! {
-        biased;
-        given_back = membership.cluster.leave(epoch) => given_back,
-        () = membership.clock.sleep(LEAVE_TIMEOUT) => Err(took_too_long()),
-    };
-    if let Err(error) = given_back {
+    if let Err(error) = within(membership, LEAVE_TIMEOUT, membership.cluster.leave(epoch)).await {
         tracing::warn!(%error, "the lease could not be ended: other nodes take over when it expires");
     }
 }

@@ -43,12 +43,8 @@ async fn is_written(engine: &Engine, store: &mut impl Store, write: &TaskWrite) 
         max_chunks: write.events.len(),
     };
     let Some(page) = engine.reader().page(id, cursor).await? else { return Ok(false) };
-    let version_of = |item: &LogItem| match item {
-        LogItem::Event(stored) => stored.version,
-        LogItem::Chunk(chunk) => chunk.version,
-    };
     Ok((write.first_version.0..).map(Version).zip(&write.events).all(|(version, event)| {
-        match page.items.iter().find(|item| version_of(item) == version) {
+        match page.items.iter().find(|item| item.version() == version) {
             Some(LogItem::Event(stored)) => stored.event == *event,
             Some(LogItem::Chunk(chunk)) => {
                 matches!(event, Event::Appended { seq, blocks, .. } if *seq == chunk.seq && *blocks == chunk.blocks)

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 pub(super) use self::reask::{Reask, SharedReask};
 pub(super) use self::request::RequestGuard;
 use self::unanswered::UnansweredCalls;
-use super::{outcome, session::Session};
+use super::{outcome, session::Session, task_stream::is_open};
 pub(super) use crate::protocol::call::CANCELLED_BY_CALLER;
 use crate::{
     engine::{self, Engine, Run},
@@ -342,7 +342,7 @@ impl Session {
     /// that answer would else ask once more: it must look again after it recorded the question.
     pub(super) async fn is_still_open(&self, context: &Context, id: TaskId, key: &QuestionKey) -> Result<bool, engine::Error> {
         let task = engine::skip_corrupt(context.engine.task(&self.caller, id).await)?;
-        let is_open = task.is_some_and(|task| task.open_questions().any(|(open, _)| open == key));
+        let is_open = task.is_some_and(|task| is_open(&task, key));
         if !is_open {
             self.forget_question(id, key);
         }

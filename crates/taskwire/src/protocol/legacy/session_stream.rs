@@ -10,7 +10,7 @@ use super::{
     event_id::SessionCursor,
     outcome, render,
     session::{Session, SharedStream},
-    task_stream::UNLOGGED_LEN,
+    task_stream::{UNLOGGED_LEN, is_open},
 };
 use crate::{
     engine,
@@ -276,7 +276,7 @@ impl SessionStream<'_> {
                 Some(Next::Behind) => return Ok(false),
                 Some(Next::Expired) | None => return Ok(true),
             };
-            let cut = page.items.iter().position(|entry| version_of(entry) > change.last_version);
+            let cut = page.items.iter().position(|entry| entry.version() > change.last_version);
             if let Some(cut) = cut {
                 page.items.truncate(cut);
             }
@@ -325,14 +325,14 @@ impl SessionStream<'_> {
                             messages.push(render::status_notification(&task, engine.clock().now(), &self.context.config));
                         }
                         if let Event::Asked { key, request } = &logged.event
-                            && task.open_questions().any(|(open, _)| open == key)
+                            && is_open(&task, key)
                         {
                             messages.extend(self.question(change.task, key, request, replays).await?);
                         }
                         messages
                     }
                 };
-                let version = version_of(&entry);
+                let version = entry.version();
                 after = after.max(version);
                 // Only the last cursor within an entry counts the entry itself.
                 self.cursor.version = version;
@@ -470,12 +470,5 @@ fn may_have_message(entry: &LogItem) -> bool {
     match entry {
         LogItem::Chunk(_) => true,
         LogItem::Event(logged) => logged.event.is_visible(),
-    }
-}
-
-fn version_of(entry: &LogItem) -> Version {
-    match entry {
-        LogItem::Event(logged) => logged.version,
-        LogItem::Chunk(chunk) => chunk.version,
     }
 }

@@ -523,8 +523,8 @@ pub(super) fn task_expired(stream: &TaskStreamId) -> Fault {
     Fault::params("Task not found: it has expired").with_data(json!({"taskId": stream.task}))
 }
 
-/// Whether a question waits for an answer.
-fn is_open(task: &Task, key: &QuestionKey) -> bool {
+/// Whether a question of a task waits for its answer.
+pub(super) fn is_open(task: &Task, key: &QuestionKey) -> bool {
     task.open_questions().any(|(open, _)| open == key)
 }
 

@@ -70,6 +70,14 @@ impl Server {
         stream
     }
 
+    /// The next stream, after its handshake, on which the client looks at `t1`.
+    async fn is_looked_at(&mut self) -> Stream {
+        let mut stream = self.greets().await;
+        let look = stream.expect("tasks/get").await;
+        stream.result(&look, shown("t1", "working")).await;
+        stream
+    }
+
     /// The next stream, after its handshake.
     async fn greets(&mut self) -> Stream {
         let mut stream = self.stream().await;
@@ -166,13 +174,7 @@ async fn a_handshake_that_was_given_up_half_way_is_begun_anew_on_another_stream(
         }
     };
     let mut second = as_time_passes(&clock, "the second stream", 10 * MS, given_up).await;
-    let playing = async {
-        let mut third = server.greets().await;
-        let look = third.expect("tasks/get").await;
-        third.result(&look, shown("t1", "working")).await;
-        third
-    };
-    let looking = async { tokio::join!(client.task("t1"), playing) };
+    let looking = async { tokio::join!(client.task("t1"), server.is_looked_at()) };
     let (looked, _third) = as_time_passes(&clock, "the look", 10 * MS, looking).await;
     assert_eq!(looked.expect("a task").status, Status::Working);
     assert_eq!(with_timeout("the end of the second stream", second.next()).await, None);
@@ -187,10 +189,7 @@ async fn a_handshake_without_a_response_is_begun_anew_on_another_stream() {
     let playing = async {
         // Here nothing is answered, until the time of a request is over.
         let second = server.is_greeted().await;
-        let mut third = server.greets().await;
-        let look = third.expect("tasks/get").await;
-        third.result(&look, shown("t1", "working")).await;
-        (second, third)
+        (second, server.is_looked_at().await)
     };
     let looking = async { tokio::join!(client.task("t1"), playing) };
     let (looked, (mut second, _third)) = as_time_passes(&clock, "the look", 100 * MS, looking).await;
