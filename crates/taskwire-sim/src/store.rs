@@ -16,8 +16,8 @@ use taskwire::{
         task::{Event, Task},
     },
     store::{
-        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, OutboxItem, Page, Read, Reader, Session, SessionChange, Store,
-        TaskWrite, Usage, Written,
+        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, NodeInfo, OutboxItem, Page, Read, Reader, Session, SessionChange,
+        Store, TaskWrite, Usage, Written,
     },
 };
 
@@ -172,6 +172,9 @@ fn kinds(write: &TaskWrite) -> String {
         Event::Completed { .. } => "completed",
         Event::Failed(_) => "failed",
         Event::Cancelled { .. } => "cancelled",
+        Event::Joined { .. } => "joined",
+        Event::Left { .. } => "left",
+        Event::Touched => "touched",
         Event::Expired => "expired",
     };
     write.events.iter().map(kind).collect::<Vec<_>>().join("+")
@@ -364,6 +367,10 @@ impl Reader for SimReader {
         self.read(move |reader| reader.by_key(key))
     }
 
+    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<TaskId>> {
+        self.read(move |reader| reader.same_calls(caller, hidden, key, limit))
+    }
+
     fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {
         self.read(move |reader| reader.session(id))
     }
@@ -458,6 +465,10 @@ impl Cluster for SimCluster {
 
     fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
         self.reach(move || self.inner.usage_of(caller))
+    }
+
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>> {
+        self.reach(move || self.inner.nodes())
     }
 
     fn announce(&self, changes: Changes) {

@@ -356,7 +356,7 @@ impl World {
             excused_until: AtomicI64::new(0),
         });
         let machine = Machine::new()?;
-        let store = SimStore::new(self.memory.open_node(), link.clone());
+        let store = SimStore::new(self.memory.open_node(&format!("n{at}")), link.clone());
         let error = self.nodes[at].clock_error.clone();
         let tools = tools::all(&self.observer, &link)?;
         let base = Duration::from_millis(u64::try_from(self.clock.millis())?);

@@ -97,6 +97,30 @@ pub enum Command {
         /// Why, if known.
         reason: Option<Arc<str>>,
     },
+    /// A call on a node waits for it from now on. That is so for a task that other calls may share, and else for one that no call waits
+    /// for; an ended one must be such that nobody waited for its outcome.
+    Join {
+        /// The node.
+        epoch: Epoch,
+        /// Nodes that are gone, and whose calls wait no longer.
+        gone: Vec<Epoch>,
+        /// Whether other calls may wait for it, too.
+        shared: bool,
+    },
+    /// The calls of a node do not wait for it any longer.
+    Leave {
+        /// The node.
+        epoch: Epoch,
+    },
+    /// Somebody has asked for a task that no call waits for.
+    Touch,
+    /// The calls of a node do not want it any longer: cancel it, unless calls of other nodes wait for it.
+    Abandon {
+        /// The node.
+        epoch: Epoch,
+        /// Why.
+        reason: Arc<str>,
+    },
     /// Do what is due: fail a task that timed out, forget one whose retention is over.
     Tick,
     /// Recover it, if its attempt belongs to a server that is gone: run it again, or fail it.
@@ -131,6 +155,9 @@ pub enum Reject {
     /// The task has ended.
     #[error("the task has already ended")]
     Ended,
+    /// Another call waits for the task, or its caller knows it.
+    #[error("another call has the task")]
+    Awaited,
     /// A later attempt has replaced this one.
     #[error("attempt {0} has been replaced by a later one")]
     Stale(Attempt),

@@ -139,6 +139,21 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<Arc<str>>,
     },
+    /// A call on a node waits for it, where nodes share the store.
+    Joined {
+        /// The node.
+        epoch: Epoch,
+        /// Nodes that are gone, and whose calls wait no longer.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        gone: Vec<Epoch>,
+    },
+    /// No call on a node waits for it any longer.
+    Left {
+        /// The node.
+        epoch: Epoch,
+    },
+    /// Somebody has asked for it although no call waits.
+    Touched,
     /// The task is to be forgotten.
     Expired,
 }
@@ -164,7 +179,7 @@ impl Event {
             Self::Created { spec, arguments: request, continuation: carried, .. } => {
                 3 * spec.bytes() + request.as_str().len() + size(carried)
             }
-            Self::Started { .. } => 0,
+            Self::Started { .. } | Self::Joined { .. } | Self::Left { .. } | Self::Touched => 0,
             Self::StatusReported { message, .. } => message.as_ref().map_or(0, |message| message.len()),
             // The task's head has these too.
             Self::Asked { key, request } => 2 * (key.as_str().len() + request.as_str().len()),
@@ -180,7 +195,10 @@ impl Event {
     /// Whether callers see a difference in the task, beyond its output.
     #[must_use]
     pub const fn is_visible(&self) -> bool {
-        !matches!(self, Self::Appended { .. } | Self::Saved { .. } | Self::Expired)
+        !matches!(
+            self,
+            Self::Appended { .. } | Self::Saved { .. } | Self::Joined { .. } | Self::Left { .. } | Self::Touched | Self::Expired
+        )
     }
 }
 

@@ -33,6 +33,8 @@ pub fn create(id: TaskId, created: &Event, at: Timestamp) -> Task {
         visible_version: Version(1),
         attempt: Attempt(0),
         epoch,
+        awaited_by: spec.linger_key.iter().map(|_| epoch).collect(),
+        left_at: None,
         deadline: None,
         time_left_ms: None,
         message: None,
@@ -107,6 +109,16 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             task.time_left_ms = None;
             task.asked_at = None;
         }
+        Event::Joined { epoch, gone } => {
+            task.awaited_by.retain(|epoch| !gone.contains(epoch));
+            task.awaited_by.insert(*epoch);
+            task.left_at = None;
+        }
+        Event::Left { epoch } => {
+            task.awaited_by.remove(epoch);
+            task.left_at = task.awaited_by.is_empty().then_some(at);
+        }
+        Event::Touched => task.left_at = Some(at),
         Event::Expired => {}
     }
 }

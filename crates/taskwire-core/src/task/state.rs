@@ -1,6 +1,11 @@
 //! What a task is at one moment: the fold of its events.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +126,9 @@ pub struct Spec {
     /// The key by which a call that is the same joins this one, if calls are deduped.
     #[serde(rename = "dedupe", default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Arc<str>>,
+    /// The key by which the same call finds it on any node after the client hung up, where nodes share the store.
+    #[serde(rename = "linger", default, skip_serializing_if = "Option::is_none")]
+    pub linger_key: Option<Arc<str>>,
     /// The session that made it, if one did; its outbox gets the changes.
     #[serde(rename = "follower", default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<OutboxTarget>,
@@ -151,6 +159,7 @@ impl Spec {
             findable: false,
             lingers: false,
             fingerprint: None,
+            linger_key: None,
             outbox: None,
             origin: None,
             output_is_result: false,
@@ -163,7 +172,12 @@ impl Spec {
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.as_ref().map_or(0, |origin| origin.as_str().len());
-        self.caller.as_str().len() + self.tool.len() + text(&self.idempotency_key) + text(&self.fingerprint) + origin
+        self.caller.as_str().len()
+            + self.tool.len()
+            + text(&self.idempotency_key)
+            + text(&self.fingerprint)
+            + text(&self.linger_key)
+            + origin
     }
 }
 
@@ -260,6 +274,12 @@ pub struct Task {
     pub attempt: Attempt,
     /// The start of the server that runs this attempt.
     pub epoch: Epoch,
+    /// The nodes on which calls wait for it, if it has a [`linger_key`](Spec::linger_key).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub awaited_by: BTreeSet<Epoch>,
+    /// Since when no call has waited for it, or asked for it. Absent also while its calls wait on a node that is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_at: Option<Timestamp>,
     /// When the current attempt times out; absent while it waits for answers or has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,

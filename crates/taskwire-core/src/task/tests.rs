@@ -430,12 +430,61 @@ fn stored_shapes_stay_as_they_are() {
             r#"{"failed":{"code":-1,"message":"m","data":2}}"#,
         ),
         (Event::Cancelled { reason: None }, r#"{"cancelled":{}}"#),
+        (Event::Joined { epoch: Epoch(2), gone: vec![] }, r#"{"joined":{"epoch":2}}"#),
+        (Event::Joined { epoch: Epoch(2), gone: vec![Epoch(1)] }, r#"{"joined":{"epoch":2,"gone":[1]}}"#),
+        (Event::Left { epoch: Epoch(2) }, r#"{"left":{"epoch":2}}"#),
+        (Event::Touched, r#""touched""#),
         (Event::Expired, r#""expired""#),
     ];
     for (event, stored) in events {
         assert_eq!(serde_json::to_string(&event).expect("writes"), stored);
         assert_eq!(serde_json::from_str::<Event>(stored).expect("reads"), event);
     }
+}
+
+#[test]
+fn a_task_knows_the_nodes_whose_calls_wait_for_it() {
+    let join = |epoch: u64, shared: bool, gone: &[u64]| {
+        let gone = gone.iter().copied().map(Epoch).collect();
+        Command::Join { epoch: Epoch(epoch), gone, shared }
+    };
+    let leave = |epoch: u64| Command::Leave { epoch: Epoch(epoch) };
+    let abandon = |epoch: u64| Command::Abandon { epoch: Epoch(epoch), reason: "hung up".into() };
+    let new = |hidden: bool| World::new(Spec { linger_key: Some("same".into()), hidden, ..spec() });
+    // One call at a time has it, unless calls share it.
+    let mut world = new(true);
+    assert_eq!(world.call(&join(2, false, &[])), Err(Reject::Awaited), "the call that made it waits");
+    assert_eq!(world.engine(&leave(2)), 0, "who does not wait does not leave");
+    assert_eq!((world.engine(&leave(1)), world.task().left_at), (1, Some(Timestamp::from_millis(1_000))));
+    assert_eq!(world.call(&join(2, false, &[])), Ok(1));
+    assert_eq!(world.task().left_at, None);
+    assert_eq!(world.call(&join(3, false, &[])), Err(Reject::Awaited));
+    assert_eq!(world.call(&join(3, false, &[2])), Ok(1), "the node of the call that waited is gone");
+    assert_eq!(world.call(&join(4, true, &[])), Ok(1), "calls that share it");
+    assert_eq!(world.call(&join(4, true, &[])), Ok(0));
+    // It stops when the last of them does not want it any longer.
+    assert_eq!((world.call(&abandon(3)), world.status()), (Ok(1), Status::Working));
+    assert_eq!((world.call(&abandon(4)), world.status()), (Ok(1), Status::Cancelled));
+    assert_eq!(world.call(&join(5, true, &[])), Err(Reject::Ended), "a cancelled task has no outcome to fetch");
+    // Its outcome is fetched once, by a call that nobody has answered.
+    let mut world = new(true);
+    world.work(1, &done("it")).expect("done");
+    assert_eq!(world.call(&join(2, true, &[])), Err(Reject::Ended), "the call that waited may have it");
+    assert_eq!(world.engine(&leave(1)), 1);
+    assert_eq!(world.call(&join(2, false, &[])), Ok(1));
+    assert_eq!(world.call(&join(3, false, &[])), Err(Reject::Ended));
+    // A caller that has the id of the task needs no other way to it, unless its call ended without an answer.
+    let mut world = new(false);
+    assert_eq!(world.call(&join(2, false, &[1])), Err(Reject::Awaited));
+    world.engine(&leave(1));
+    // Whoever asks for it is noted, but not each time.
+    world.now += 999;
+    assert_eq!(world.engine(&Command::Touch), 0);
+    world.now += 1;
+    assert_eq!((world.engine(&Command::Touch), world.task().left_at), (1, Some(Timestamp::from_millis(2_000))));
+    assert_eq!(world.call(&join(2, false, &[])), Ok(1));
+    world.now += 5_000;
+    assert_eq!(world.engine(&Command::Touch), 0, "a call waits for it");
 }
 
 #[derive(Debug, Clone)]
@@ -461,8 +510,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let call = prop_oneof![
         4 => prop::collection::vec(keys, 0..4).prop_map(|keys| answer(&keys)),
         1 => Just(CANCEL),
+        1 => (1..6u64, any::<bool>(), prop::collection::vec((1..6u64).prop_map(Epoch), 0..3))
+            .prop_map(|(epoch, shared, gone)| Command::Join { epoch: Epoch(epoch), gone, shared }),
+        1 => (1..6u64).prop_map(|epoch| Command::Abandon { epoch: Epoch(epoch), reason: "not wanted".into() }),
     ];
-    let engine = prop_oneof![2 => Just(Command::Tick), 1 => (1..6u64).prop_map(|n| Command::recover(Epoch(n)))];
+    let epoch = || (1..6u64).prop_map(Epoch);
+    let engine = prop_oneof![
+        2 => Just(Command::Tick),
+        1 => epoch().prop_map(Command::recover),
+        1 => epoch().prop_map(|epoch| Command::Leave { epoch }),
+        1 => Just(Command::Touch),
+    ];
     let step = prop_oneof![
         8 => (1..4u64, work).prop_map(|(attempt, command)| Step::Work(attempt, command)),
         4 => (any::<bool>(), call).prop_map(|(owner, command)| Step::Call(owner, command)),
@@ -479,7 +537,8 @@ fn check_log(world: &World, owner_retries: bool) {
     let mut attempt = 1;
     let mut asked: BTreeMap<&QuestionKey, bool> = BTreeMap::new();
     for (_, event) in &world.log {
-        assert!(!ended || matches!(event, Event::Expired), "nothing happens after the end: {event:?}");
+        let may_follow = matches!(event, Event::Expired | Event::Joined { .. } | Event::Left { .. });
+        assert!(!ended || may_follow, "nothing happens after the end but that its outcome is fetched: {event:?}");
         match event {
             Event::Appended { seq, first_block, blocks: written } => {
                 assert_eq!((seq.0, *first_block), (seqs, blocks + 1), "chunks and blocks are numbered without a gap");
@@ -551,7 +610,7 @@ proptest! {
     #[test]
     fn random_commands_never_break_an_invariant(steps in steps(), retry in any::<bool>(), timeout in prop::option::of(1..500u64)) {
         let on_interrupt = if retry { OnInterrupt::Retry } else { OnInterrupt::Fail };
-        let mut world = World::new(Spec { on_interrupt, timeout_ms: timeout, answer_timeout_ms: timeout, ..spec() });
+        let mut world = World::new(Spec { on_interrupt, timeout_ms: timeout, answer_timeout_ms: timeout, linger_key: Some("k".into()), ..spec() });
         for step in steps {
             if matches!(world.log.last(), Some((_, Event::Expired))) {
                 break;

@@ -3,6 +3,7 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod calls;
 mod cluster;
 mod error;
 mod exchange;
@@ -34,8 +35,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use taskwire_core::{
-    Attempt, CallerId, Epoch, Limits, Payload, SessionId, TaskId, Timestamp,
-    task::{Authority, Command, NewTask, Outcome, Reject, RpcError, Spec, Task},
+    Attempt, Epoch, Limits, Payload, SessionId, TaskId, Timestamp,
+    task::{Authority, Command, NewTask, Outcome, RpcError, Spec, Task},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -51,7 +52,7 @@ pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
     clock::{Clock, new_task_id},
-    store::{self, CallKey, Reader, SessionChange, Store},
+    store::{self, NodeInfo, Reader, SessionChange, Store},
     wakeup::{WakeUps, Watch},
 };
 
@@ -453,48 +454,20 @@ impl Engine {
         }
     }
 
+    /// The nodes that share the store; none if this process has it alone.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub async fn nodes(&self) -> Result<Vec<NodeInfo>, store::Error> {
+        match &self.0.cluster {
+            Some(membership) => membership.cluster.nodes().await,
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// Ends this node's lease for good, where nodes share the store: the others take over at once what still runs here.
     pub(crate) async fn leave(&self) {
         cluster::leave(self).await;
-    }
-
-    /// Cancels the task that a caller made under this key, if there is one.
-    pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
-        let (engine, caller, key) = (self.clone(), caller.clone(), key.to_owned());
-        self.0.runtime.spawn(async move {
-            match engine.0.reader.by_key(CallKey::Idempotency(&caller, &key)).await {
-                Ok(Some(id)) => engine.cancel_now(caller, id, reason).await,
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
-            }
-        });
-    }
-
-    /// Cancels a task without waiting for it.
-    pub(crate) fn cancel_soon(&self, caller: CallerId, id: TaskId, reason: &'static str) {
-        let engine = self.clone();
-        self.0.runtime.spawn(async move { engine.cancel_now(caller, id, reason).await });
-    }
-
-    /// The same; what is submitted after this call is decided after it.
-    pub(crate) fn cancel_in_order(&self, caller: CallerId, id: TaskId, reason: &'static str) {
-        match self.0.queue.try_reserve() {
-            Ok(place) => {
-                let command = Command::Cancel { reason: Some(reason.into()) };
-                // Nobody waits for the receipt. If it cannot be cancelled, it has ended.
-                let receipt = oneshot::channel().0;
-                place.send(WriterRequest::Task(TaskRequest { id, by: Authority::Caller(caller), command, waits: true, receipt }));
-            }
-            Err(_) => self.cancel_soon(caller, id, reason),
-        }
-    }
-
-    async fn cancel_now(&self, caller: CallerId, id: TaskId, reason: &'static str) {
-        match self.submit_when_back(id, Authority::Caller(caller), Command::Cancel { reason: Some(reason.into()) }).await {
-            // It was never made, or is forgotten already: there is nothing to cancel.
-            Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
-            Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
-        }
     }
 
     /// Whether nothing can be stored any more.

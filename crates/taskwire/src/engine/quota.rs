@@ -31,7 +31,13 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
         Command::Create(_) => Some(CREATE_DIVISOR),
         Command::Append { .. } | Command::Save { .. } | Command::ReportStatus { .. } | Command::Ask { .. } => Some(ADD_DIVISOR),
         Command::Finish { .. } | Command::Answer(_) => Some(END_DIVISOR),
-        Command::Cancel { .. } | Command::Tick | Command::Recover { .. } => None,
+        Command::Cancel { .. }
+        | Command::Join { .. }
+        | Command::Leave { .. }
+        | Command::Touch
+        | Command::Abandon { .. }
+        | Command::Tick
+        | Command::Recover { .. } => None,
     }
 }
 

@@ -11,8 +11,8 @@ use futures_util::future::{join, join3};
 use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
-    QuestionKey, Seq, Timestamp,
-    task::{Blocks, OnInterrupt, Overflow, Status},
+    CallerId, QuestionKey, Seq, Timestamp,
+    task::{Blocks, OnInterrupt, Overflow, Reject, Status},
 };
 use tokio::{sync::Semaphore, task::yield_now, time::timeout};
 

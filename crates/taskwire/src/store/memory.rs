@@ -17,8 +17,8 @@ use taskwire_core::{
 use tokio::sync::Notify;
 
 use super::{
-    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange, Store,
-    StoredEvent, TaskWrite, UnmergedPage, Usage, Written, at_once,
+    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, NodeInfo, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange,
+    Store, StoredEvent, TaskWrite, UnmergedPage, Usage, Written, at_once,
     data_dir::{self, DirLock},
     files::DB,
 };
@@ -80,10 +80,10 @@ impl Memory {
         Ok(MemoryStore { _lock: Some(lock), ..self.open() })
     }
 
-    /// A store for one of several nodes.
+    /// A store for one of several nodes, which has this name.
     #[must_use]
-    pub fn open_node(&self) -> MemoryStore {
-        let node = Arc::new(Node { memory: self.clone(), opened_at: self.0.clock.now(), changes: Arc::default() });
+    pub fn open_node(&self, name: &str) -> MemoryStore {
+        let node = Arc::new(Node { name: name.into(), memory: self.clone(), opened_at: self.0.clock.now(), changes: Arc::default() });
         let epoch = node.begin_lease();
         MemoryStore { epoch, memory: self.clone(), node: Some(node), _lock: None }
     }
@@ -114,12 +114,16 @@ struct State {
     due: BTreeSet<(Timestamp, TaskId)>,
     idempotency: BTreeMap<(CallerId, Arc<str>), TaskId>,
     dedupe: BTreeMap<(CallerId, bool, Arc<str>), TaskId>,
+    /// Tasks that the same call may find.
+    same_calls: BTreeMap<(CallerId, bool, Arc<str>), BTreeSet<TaskId>>,
     sessions: BTreeMap<SessionId, Session>,
     outboxes: BTreeMap<SessionId, VecDeque<OutboxItem>>,
     nodes: BTreeMap<Epoch, NodeState>,
 }
 
 struct NodeState {
+    name: Arc<str>,
+    since: Timestamp,
     expires: Timestamp,
     changes: Arc<ChangeQueue>,
 }
@@ -154,6 +158,7 @@ impl State {
             self.tasks.remove(&id);
             self.open.remove(&id);
             self.release_dedupe(&write.task);
+            self.set_same_call(&write.task, false);
             if let Some(key) = &write.task.spec.idempotency_key {
                 self.idempotency.remove(&(write.task.spec.caller.clone(), key.clone()));
             }
@@ -188,6 +193,7 @@ impl State {
             self.open.remove(&id);
             self.release_dedupe(&write.task);
         }
+        self.set_same_call(&write.task, write.task.ended.is_none() || write.task.left_at.is_some());
         if let Some(due) = wants(&write.task).due {
             self.due.insert((due, id));
         }
@@ -218,6 +224,20 @@ impl State {
             if self.dedupe.get(&key) == Some(&task.id) {
                 self.dedupe.remove(&key);
             }
+        }
+    }
+
+    fn set_same_call(&mut self, task: &Task, is_found: bool) {
+        let Some(key) = &task.spec.linger_key else { return };
+        let key = (task.spec.caller.clone(), task.spec.hidden, key.clone());
+        let same = self.same_calls.entry(key.clone()).or_default();
+        if is_found {
+            same.insert(task.id)
+        } else {
+            same.remove(&task.id)
+        };
+        if same.is_empty() {
+            self.same_calls.remove(&key);
         }
     }
 
@@ -381,6 +401,12 @@ impl Reader for Memory {
         at_once(Ok(self.lock().by_key(key)))
     }
 
+    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<TaskId>> {
+        let state = self.lock();
+        let same = state.same_calls.get(&(caller.clone(), hidden, key.into()));
+        at_once(Ok(same.into_iter().flatten().take(limit).copied().collect()))
+    }
+
     fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {
         at_once(Ok(self.lock().sessions.get(id).cloned()))
     }
@@ -432,6 +458,7 @@ impl ChangeQueue {
 
 /// One of the nodes that share a memory.
 struct Node {
+    name: Arc<str>,
     memory: Memory,
     opened_at: Timestamp,
     changes: Arc<ChangeQueue>,
@@ -439,7 +466,7 @@ struct Node {
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").finish_non_exhaustive()
+        f.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -447,7 +474,8 @@ impl Node {
     fn begin_lease(&self) -> Epoch {
         let (epoch, now) = (self.memory.next_epoch(), self.memory.0.clock.now());
         let mut state = self.memory.lock();
-        state.nodes.insert(epoch, NodeState { expires: now.after(LEASE), changes: self.changes.clone() });
+        let node = NodeState { name: self.name.clone(), since: now, expires: now.after(LEASE), changes: self.changes.clone() };
+        state.nodes.insert(epoch, node);
         epoch
     }
 }
@@ -504,6 +532,23 @@ impl Cluster for Node {
             bytes: usage.bytes + stored.bytes,
         });
         Box::pin(std::future::ready(Ok(usage)))
+    }
+
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>> {
+        let now = self.memory.0.clock.now();
+        let state = self.memory.lock();
+        let open_tasks = |epoch: &Epoch| {
+            let open = state.open.iter().filter_map(|id| state.tasks.get(id));
+            open.filter(|stored| stored.task.epoch == *epoch).count() as u64
+        };
+        let nodes = state.nodes.iter().map(|(epoch, node)| NodeInfo {
+            name: node.name.clone(),
+            epoch: *epoch,
+            since: node.since,
+            lease_left: node.expires.since(now),
+            open_tasks: open_tasks(epoch),
+        });
+        Box::pin(std::future::ready(Ok(nodes.collect())))
     }
 
     fn announce(&self, changes: Changes) {

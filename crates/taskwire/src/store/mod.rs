@@ -177,6 +177,21 @@ pub struct Lease {
     pub lasts: Duration,
 }
 
+/// A node, as the store knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// The name that its operator gave it. Two nodes may have the same.
+    pub name: Arc<str>,
+    /// The epoch that the tasks name which it runs.
+    pub epoch: Epoch,
+    /// When it began.
+    pub since: Timestamp,
+    /// How much is left of its lease; zero if it has expired, and no other node has declared it dead yet.
+    pub lease_left: Duration,
+    /// How many tasks it runs, or waits with for an answer.
+    pub open_tasks: u64,
+}
+
 /// What other nodes changed. It is a hint: it may be lost, late or repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changes {
@@ -212,6 +227,14 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// What a caller has stored, counting all nodes.
     fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>>;
+
+    /// The nodes that have not been declared dead, in the order of their epochs.
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>>;
+
+    /// Whether announcements reach the other nodes. If not, they look at the store more often.
+    fn has_wakeups(&self) -> bool {
+        true
+    }
 
     /// Tells the other nodes what this one changed.
     fn announce(&self, changes: Changes);

@@ -2,8 +2,7 @@
 //!
 //! A [`Driver`] does to a task what the engine would; a [`Lab`] commits it and compares: what is loaded, and what the
 //! stored log alone makes, must be the task in memory.
-//! All of it is in this one file, so that a new backend can be held against it as a whole. What only SQLite promises is in
-//! `sqlite_only`.
+//! What stores promise that nodes share is in `shared`, what only SQLite promises in `sqlite_only`.
 
 use std::{
     cell::RefCell,
@@ -16,7 +15,6 @@ use std::{
     },
 };
 
-use futures_util::FutureExt;
 use serde_json::{Value, json};
 use taskwire_core::{
     CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version,
@@ -28,23 +26,16 @@ use taskwire_core::{
 };
 
 use super::{
-    CallKey, Chunk, Cursor, Error, LogItem, Memory, MemoryStore, PAGE_EVENTS, Read, Reader, Session, SessionChange, SqliteStore, Store,
+    CallKey, Chunk, Cursor, Error, LogItem, Memory, MemoryStore, PAGE_EVENTS, Reader, Session, SessionChange, SqliteStore, Store,
     StoredEvent, TaskWrite, Usage, Written,
 };
 use crate::testing::TempDir;
 
+mod lab;
+mod shared;
 mod sqlite_only;
 
-/// Waits for what is read.
-trait Wait<T> {
-    fn wait(self) -> Result<T, Error>;
-}
-
-impl<T> Wait<T> for Read<'_, T> {
-    fn wait(self) -> Result<T, Error> {
-        self.now_or_never().expect("these stores need not wait")
-    }
-}
+use lab::*;
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
@@ -93,6 +84,7 @@ fn open_sqlite(dir: &Path) -> Result<SqliteStore, Error> {
 }
 
 suite!(memory, open_memory);
+suite!(memory_of_nodes, open_memory_node);
 
 thread_local! {
     /// What was stored "in" a directory.
@@ -103,258 +95,8 @@ fn open_memory(dir: &Path) -> Result<MemoryStore, Error> {
     Ok(MEMORIES.with_borrow_mut(|memories| memories.entry(dir.to_owned()).or_default().open()))
 }
 
-/// The stores of these tests need not wait, so that their calls return at once.
-trait StoreNow: Store {
-    fn load_now(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.load(id).now_or_never().expect("it does not wait")
-    }
-
-    fn stored_bytes_now(&mut self, id: TaskId) -> Result<u64, Error> {
-        self.stored_bytes(id).now_or_never().expect("it does not wait")
-    }
-
-    /// Commits what nothing stands in the way of.
-    fn commit_now(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<(), Error> {
-        let written = self.try_commit_now(writes, sessions)?;
-        assert_eq!(written, vec![Written::Done; writes.len()]);
-        Ok(())
-    }
-
-    fn try_commit_now(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
-        self.commit(writes, sessions).now_or_never().expect("it does not wait")
-    }
-}
-
-impl<S: Store> StoreNow for S {}
-
-/// A task in memory, and the writes that make it.
-#[derive(Clone)]
-struct Driver {
-    id: TaskId,
-    now: i64,
-    /// Absent before its creation and after its end was forgotten.
-    task: Option<Task>,
-    /// Checkpoints that were replaced by later ones.
-    stale: BTreeSet<Version>,
-    limits: Limits,
-}
-
-impl Driver {
-    /// Drivers sort by `name`.
-    fn new(name: u8) -> Self {
-        let id = TaskId::new(Timestamp::from_millis(1_000), [name; ID_RANDOM_BYTES]);
-        Self { id, now: 1_000, task: None, stale: BTreeSet::new(), limits: Limits::DEFAULT }
-    }
-
-    /// What the command leads to, if to anything.
-    fn run(&mut self, command: &Command) -> Option<TaskWrite> {
-        let by = match (command, &self.task) {
-            (Command::Answer(_) | Command::Cancel { .. }, Some(task)) => Authority::Caller(task.spec.caller.clone()),
-            (Command::Create(_) | Command::Tick | Command::Recover { .. }, _) | (_, None) => Authority::Engine,
-            (_, Some(task)) => Authority::Attempt(task.attempt),
-        };
-        let at = Timestamp::from_millis(self.now);
-        let events = decide(self.task.as_ref(), &by, command, at, &self.limits).unwrap_or_default();
-        let last = events.last()?;
-        let first = self.task.as_ref().map_or(Version(1), |task| task.version.next());
-        let before = self.task.as_ref().and_then(|task| task.checkpoint_version);
-        for event in &events {
-            apply(&mut self.task, self.id, event, at);
-        }
-        let task = self.task.clone().expect("something happened to it");
-        let stale_checkpoint = before.filter(|before| task.checkpoint_version != Some(*before));
-        self.stale.extend(stale_checkpoint);
-        if *last == Event::Expired {
-            self.task = None;
-        }
-        let (dropped_bytes, stored_bytes) = (task.dropped_bytes(&self.limits), task.stored_bytes(&self.limits));
-        let told_max = Limits::DEFAULT.changes_per_session;
-        Some(TaskWrite {
-            task: Arc::new(task),
-            first_version: first,
-            at,
-            events,
-            stale_checkpoints: stale_checkpoint.into_iter().collect(),
-            dropped_bytes,
-            outbox_max: told_max,
-            stored_bytes,
-        })
-    }
-}
-
-fn apply(task: &mut Option<Task>, id: TaskId, event: &Event, at: Timestamp) {
-    match (event, &mut *task) {
-        (Event::Created { .. }, None) => *task = Some(create(id, event, at)),
-        (event, Some(task)) => evolve(task, event, at),
-        (event, None) => panic!("{event:?} happened to no task"),
-    }
-}
-
-/// The task that the stored log alone makes. Replaced checkpoints, and only they, are missing from it.
-fn fold(reader: &dyn Reader, driver: &Driver) -> Option<Task> {
-    let mut log = Vec::new();
-    let mut after = Version(0);
-    loop {
-        let page = reader.events(driver.id, after, 8).wait().expect("events are read");
-        let Some(last) = page.last() else { break };
-        assert!(page.len() <= 8 && page[0].version > after, "a page is bounded and goes on after the one before");
-        after = last.version;
-        log.extend(page.into_iter().map(|logged| (logged.version, logged.at, logged.event)));
-    }
-    for chunk in reader.chunks(driver.id, Seq(0), usize::MAX, usize::MAX).wait().expect("chunks are read") {
-        let blocks = chunk.blocks;
-        // When it was written makes no difference to the task.
-        log.push((chunk.version, Timestamp::default(), Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks }));
-    }
-    log.sort_by_key(|(version, ..)| *version);
-    let mut task: Option<Task> = None;
-    for (version, at, event) in &log {
-        assert!(!driver.stale.contains(version), "the replaced checkpoint {version} is still there");
-        while let Some(task) = task.as_mut().filter(|task| task.version.next() < *version) {
-            assert!(driver.stale.contains(&task.version.next()), "event {} is missing", task.version.next());
-            evolve(task, &Event::Saved { checkpoint: json!("replaced").into() }, *at);
-        }
-        apply(&mut task, driver.id, event, *at);
-        assert_eq!(task.as_ref().map(|task| task.version), Some(*version), "each event has a version of its own");
-    }
-    task
-}
-
-/// A store in a directory, to be closed and opened at will.
-struct Lab<S> {
-    store: Option<S>,
-    open: fn(&Path) -> Result<S, Error>,
-    dir: TempDir,
-}
-
-impl<S: Store> Lab<S> {
-    fn new(open: fn(&Path) -> Result<S, Error>) -> Self {
-        let dir = TempDir::new();
-        Self { store: Some(open(&dir.0).expect("a new store opens")), open, dir }
-    }
-
-    fn store(&mut self) -> &mut S {
-        self.store.as_mut().expect("the store is open")
-    }
-
-    fn reader(&self) -> Arc<dyn Reader> {
-        self.store.as_ref().expect("the store is open").reader()
-    }
-
-    /// Closes the store and opens it again, in `dir` if the store has moved.
-    fn reopen_in(&mut self, dir: Option<TempDir>) {
-        let (epoch, secret) = (self.store().epoch(), self.store().secret());
-        self.store = None;
-        if let Some(dir) = dir {
-            self.dir = dir;
-        }
-        self.store = Some((self.open)(&self.dir.0).expect("the store opens again"));
-        assert!(self.store().epoch() > epoch, "each opening is a later life");
-        assert_eq!(self.store().secret(), secret, "the secret stays");
-    }
-
-    fn reopen(&mut self) {
-        self.reopen_in(None);
-    }
-
-    /// Goes on with the files as they are at this moment: nothing was closed or cleaned up.
-    fn kill(&mut self) {
-        let dir = TempDir::new();
-        for entry in std::fs::read_dir(&self.dir.0).expect("the directory is listed") {
-            let entry = entry.expect("the directory is listed");
-            std::fs::copy(entry.path(), dir.0.join(entry.file_name())).expect("a file is copied");
-        }
-        MEMORIES.with_borrow_mut(|memories| {
-            if let Some(memory) = memories.get(&self.dir.0).cloned() {
-                memories.insert(dir.0.clone(), memory);
-            }
-        });
-        self.reopen_in(Some(dir));
-    }
-
-    /// Does what a command leads to, which must be something, and checks it.
-    fn run(&mut self, driver: &mut Driver, command: &Command) -> TaskWrite {
-        let write = driver.run(command).expect("the command leads to something");
-        self.store().commit_now(slice::from_ref(&write), &[]).expect("the write is committed");
-        self.check(driver);
-        write
-    }
-
-    /// The task is stored as it is in memory, whichever way it is read.
-    fn check(&mut self, driver: &Driver) {
-        assert_eq!(self.store().load_now(driver.id).expect("the task is loaded"), driver.task, "the task is loaded as it was committed");
-        let reader = self.reader();
-        assert_eq!(fold(&*reader, driver), driver.task, "the log alone makes the task");
-        assert_eq!(
-            reader.task(driver.id).wait().expect("the task is read").as_deref(),
-            driver.task.as_ref(),
-            "a reader sees the task as it was committed"
-        );
-    }
-
-    /// These tasks are stored, and no other is open.
-    fn check_all(&mut self, drivers: &[Driver]) {
-        drivers.iter().for_each(|driver| self.check(driver));
-        let tasks = drivers.iter().filter_map(|driver| driver.task.as_ref());
-        let mut open: Vec<TaskId> = tasks.filter(|task| task.ended.is_none()).map(|task| task.id).collect();
-        open.sort();
-        assert_eq!(self.reader().open_tasks(None, 1_000).wait().expect("open tasks are listed"), open, "nothing else is there");
-        assert_eq!(self.usage(), usage(drivers), "it is known what each caller has");
-    }
-
-    fn usage(&self) -> BTreeMap<CallerId, Usage> {
-        self.store.as_ref().expect("the store is open").usage().expect("it is added up").into_iter().collect()
-    }
-}
-
-/// What each caller has: its open tasks by number, those that have ended by their bytes.
-fn usage(drivers: &[Driver]) -> BTreeMap<CallerId, Usage> {
-    let mut used = BTreeMap::<CallerId, Usage>::new();
-    for (driver, task) in drivers.iter().filter_map(|driver| Some((driver, driver.task.as_ref()?))) {
-        let usage = used.entry(task.spec.caller.clone()).or_default();
-        match task.ended {
-            None => usage.open += 1,
-            Some(_) => usage.bytes += task.stored_bytes(&driver.limits),
-        }
-    }
-    used
-}
-
-fn spec() -> Spec {
-    Spec { on_interrupt: OnInterrupt::Retry, attempts_max: 3, retention_ms: Some(1_000), ..Spec::new(CallerId::new("me"), "tool") }
-}
-
-fn make(spec: Spec, chunks: Vec<Blocks>) -> Command {
-    let said = (!chunks.is_empty()).then(|| (Some("early".into()), None));
-    Command::Create(NewTask { chunks, status_report: said, ..NewTask::new(Arc::new(spec), json!({}).into(), Epoch(1)) })
-}
-
-fn text(text: &str) -> Payload {
-    json!({ "type": "text", "text": text }).into()
-}
-
-fn append(words: &str) -> Command {
-    Command::Append { chunks: vec![Blocks::of(&[text(words)])] }
-}
-
-fn ask(key: &str) -> Command {
-    Command::Ask { key: QuestionKey::new(key), request: json!({ "question": key }).into() }
-}
-
-fn answer(keys: &[&str]) -> Command {
-    Command::Answer(keys.iter().map(|key| (QuestionKey::new(key), json!({ "action": "accept" }).into())).collect())
-}
-
-fn save(checkpoint: Value) -> Command {
-    Command::Save { chunks: vec![], checkpoint: checkpoint.into() }
-}
-
-fn ends() -> [Command; 3] {
-    [
-        Command::finish(Outcome::Completed { result: json!({ "content": [] }).into(), is_error: true }),
-        Command::finish(Outcome::Failed(RpcError { code: -32_603, message: "no".into(), data: Some(json!([1]).into()) })),
-        Command::Cancel { reason: Some("enough".into()) },
-    ]
+fn open_memory_node(dir: &Path) -> Result<MemoryStore, Error> {
+    Ok(MEMORIES.with_borrow_mut(|memories| memories.entry(dir.to_owned()).or_default().open_node("node")))
 }
 
 fn a_created_task_is_read_back_byte_for_byte<S: Store>(mut lab: Lab<S>) {
@@ -384,7 +126,17 @@ fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
         let mut driver = Driver::new(name);
         let half = Progress { done: 0.5, total: Some(1.0) };
         let life = [
-            make(Spec { retention_ms: Some(100), timeout_ms: Some(9_000), answer_timeout_ms: Some(9_000), ..spec() }, vec![]),
+            make(
+                Spec {
+                    retention_ms: Some(100),
+                    timeout_ms: Some(9_000),
+                    answer_timeout_ms: Some(9_000),
+                    linger_key: Some("same".into()),
+                    ..spec()
+                },
+                vec![],
+            ),
+            Command::Leave { epoch: Epoch(1) },
             append("x"),
             Command::ReportStatus { message: Some("half".into()), progress: Some(half) },
             ask("a"),
@@ -394,6 +146,9 @@ fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
             save(json!({ "at": 2 })),
             Command::recover(Epoch(2)),
             append("y"),
+            append("z"),
+            Command::Touch,
+            Command::Join { epoch: Epoch(2), gone: vec![], shared: false },
             end,
             Command::Tick,
         ];
@@ -406,7 +161,7 @@ fn every_kind_of_event_survives_a_reopening<S: Store>(mut lab: Lab<S>) {
         }
         assert_eq!(driver.task, None, "it was forgotten in the end");
     }
-    assert_eq!(kinds.len(), 11, "every kind of event was there");
+    assert_eq!(kinds.len(), 14, "every kind of event was there");
 }
 
 /// Numbers that look random and are the same in every run.
@@ -766,8 +521,6 @@ fn open_tasks_are_listed_in_pages_by_id_and_counted_by_caller<S: Store>(mut lab:
     let [four, one, five, _, two] = drivers.map(|driver| driver.id);
     let page = |after| lab.reader().open_tasks(after, 2).wait().expect("open tasks are listed");
     assert_eq!([page(None), page(Some(two)), page(Some(five))], [vec![one, two], vec![four, five], vec![]]);
-    let counts: Vec<(CallerId, u64)> = lab.usage().into_iter().map(|(caller, usage)| (caller, usage.open)).collect();
-    assert_eq!(counts, [(CallerId::new("me"), 3), (CallerId::new("they"), 0), (CallerId::new("you"), 1)]);
 }
 
 fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
@@ -786,7 +539,7 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
         lab.store().commit_now(&[write], &[]).expect("the end is committed");
     }
     for _ in 0..2 {
-        assert_eq!(lab.usage(), usage(&drivers));
+        lab.check_usage(&drivers);
         for driver in &drivers[1..] {
             let task = driver.task.as_ref().expect("it is there");
             let bytes = lab.store().stored_bytes_now(task.id).expect("it is read");
@@ -798,7 +551,7 @@ fn what_each_caller_has_is_added_up<S: Store>(mut lab: Lab<S>) {
     last.now += 1_000;
     let write = last.run(&Command::Tick).expect("it is due");
     lab.store().commit_now(&[write], &[]).expect("it is forgotten");
-    assert_eq!(lab.usage(), usage(&drivers), "what is forgotten does not count");
+    lab.check_usage(&drivers);
     assert_eq!(lab.store().stored_bytes_now(Driver::new(6).id).expect("it is read"), 0);
 }
 

@@ -22,6 +22,7 @@ use crate::{
 mod dedupe;
 mod kit;
 mod linger;
+mod linger_on_nodes;
 mod progress;
 
 const HOLD: Duration = Duration::from_secs(45);

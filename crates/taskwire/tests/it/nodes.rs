@@ -1,6 +1,6 @@
 //! Several nodes share a store, and a client meets another one with each request.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use taskwire::{
@@ -36,11 +36,11 @@ fn tools() -> Registry {
 /// Two nodes that share a store.
 async fn nodes() -> [TestServer; 2] {
     let memory = Memory::default();
-    let node = async || {
+    let node = async |name| {
         let config = without_disk_reserve(Config::default());
-        TestServer::start_on(Arc::new(TempDir::new()), memory.open_node(), tools(), config, Arc::new(SystemClock)).await
+        TestServer::start_on(Arc::new(TempDir::new()), memory.open_node(name), tools(), config, Arc::new(SystemClock)).await
     };
-    [node().await, node().await]
+    [node("here").await, node("there").await]
 }
 
 /// Two nodes, and a session as each of them has it.
@@ -171,4 +171,17 @@ async fn a_session_that_one_node_ends_is_over_on_every_other() {
     assert_eq!(here.clone().end().await, 200);
     assert_eq!(there.raw("ping", json!({})).await.status, 404);
     with_timeout("the end of its stream", async { while stream.next().await.is_some() {} }).await;
+}
+
+#[tokio::test]
+async fn nodes_have_names_and_tasks_name_the_node_that_runs_them() {
+    let (nodes, here, _) = session_on_two_nodes().await;
+    let mut stream = here.open_session_stream().await;
+    here.start("names", json!({})).await;
+    question(&mut stream).await;
+    for node in &nodes {
+        let known = node.server.engine().nodes().await.expect("readable");
+        let known: Vec<_> = known.iter().map(|node| (&*node.name, node.open_tasks, node.lease_left > Duration::ZERO)).collect();
+        assert_eq!(known, [("here", 1, true), ("there", 0, true)]);
+    }
 }

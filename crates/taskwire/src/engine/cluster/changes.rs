@@ -15,6 +15,8 @@ use crate::{
 
 /// How often a node looks at what it runs and what is watched here.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The same where nothing tells it what others change.
+const POLL_INTERVAL_WITHOUT_WAKEUPS: Duration = Duration::from_millis(250);
 
 /// Hears what others announce, until the engine is gone.
 pub(super) async fn hear(weak: WeakEngine) {
@@ -55,7 +57,8 @@ pub(super) async fn poll(weak: WeakEngine) {
             Err(error) => tracing::debug!(%error, "the store could not be looked at"),
         }
         engine.0.session_wakeups.wake_all();
-        let sleep = membership.clock.sleep(POLL_INTERVAL);
+        let interval = if membership.cluster.has_wakeups() { POLL_INTERVAL } else { POLL_INTERVAL_WITHOUT_WAKEUPS };
+        let sleep = membership.clock.sleep(interval);
         drop(engine);
         sleep.await;
     }

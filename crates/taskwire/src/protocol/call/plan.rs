@@ -92,6 +92,9 @@ impl Plan {
             return Ok(Started::Task { joined: task.id != id, task });
         }
         if let Some(waiter) = waiter {
+            if self.context.engine.is_shared() && waiter.lingers() {
+                Arc::make_mut(&mut self.spec).linger_key = waiter.dedupe_key().map(|key| key.fingerprint.clone());
+            }
             if self.spec.fingerprint.is_some() {
                 let notes = era.open_notes(id);
                 let joined = waiter.join_or_create(id, self.spec.clone(), self.arguments.clone(), self.continuation.clone(), notes).await;

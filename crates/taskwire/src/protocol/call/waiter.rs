@@ -3,8 +3,8 @@
 //! A client that hangs up ends its request, not the work: that lingers (`linger`), and the same call by the same caller joins it. If
 //! the tool says so (`dedupe`), the call also joins work that other calls still wait for.
 //!
-//! Who waits for what is kept in memory only. The store has the work: recovery registers what ran when the server stopped, and the
-//! same call finds it.
+//! Who waits for what is kept in memory. The store has the work: recovery registers what ran when the server stopped, and the same call
+//! finds it. Where nodes share the store, a task names the nodes whose calls wait for it, and the same call finds it on any node.
 
 mod linger;
 mod registry;
@@ -38,6 +38,10 @@ use crate::{
 const BRIDGED_LINGER_MIN: Duration = Duration::from_secs(30);
 /// How long the server may take to notice that a client hung up.
 const HANG_UP_NOTICED: Duration = Duration::from_millis(100);
+/// How many tasks of the same call are looked at.
+const SAME_CALLS_MAX: usize = 16;
+/// How often a call tries to make a task, where calls of other nodes make the same one.
+const CREATE_TRIES: usize = 16;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No change is left half done by a panic, so a poisoned lock is still good.
@@ -146,6 +150,10 @@ impl Waiter {
             return Self(before);
         }
         let linger = find_tool(context, &task.spec.tool).map_or(context.config.linger, |tool| linger(context, &tool));
+        if task.spec.linger_key.is_some() {
+            // If this cannot be stored just now, its call is as one that another node does not know of.
+            let _ = context.engine.join(task, true).await;
+        }
         let waiting = WaitingCall {
             context: context.clone(),
             caller: task.spec.caller.clone(),
@@ -217,6 +225,11 @@ impl Waiter {
         }
         calls.recovered().await;
         if let Some(task) = self.try_join_lingering().await? {
+            return Ok(Some(task));
+        }
+        if let (true, Some(key)) = (self.0.context.engine.is_shared(), self.dedupe_key())
+            && let Some(task) = self.0.join_on_other_node(key, false).await?
+        {
             return Ok(Some(task));
         }
         if !calls.has_slow(&self.0) {
@@ -312,22 +325,36 @@ impl Waiter {
             let fingerprint = spec.fingerprint.clone().unwrap_or_default();
             let key = DedupeKey { caller: waiting.caller.clone(), hidden: waiting.hidden, fingerprint };
             let _turn = context.calls.lock_create(&key).await;
-            if let Some(task) = waiting.join_by_key(&key).await? {
+            for _ in 0..CREATE_TRIES {
+                if let Some(task) = waiting.join_by_key(&key).await? {
+                    return Ok(task);
+                }
+                if let (true, Some(task)) = (context.engine.is_shared(), waiting.join_on_other_node(&key, true).await?) {
+                    return Ok(task);
+                }
+                // A call that was cancelled meanwhile needs no work.
+                if waiting.cancelled.load(Ordering::Acquire) {
+                    return Err(engine::Error::Rejected(Reject::Ended));
+                }
+                // If another node has created it meanwhile, the writer returns that one.
+                let mut task = context.engine.create(id, spec.clone(), request.clone(), &resumed, notes.clone()).await?.task;
+                if task.id != id && context.engine.is_shared() {
+                    match context.engine.join(&task, true).await {
+                        Ok(joined) => task = joined,
+                        // It has ended meanwhile.
+                        Err(engine::Error::Rejected(_)) => continue,
+                        Err(error) => return Err(error),
+                    }
+                }
+                context.calls.add_deduped(context, key, task.id).await;
+                *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(task.id)), counted: true };
+                if task.id != id {
+                    waiting.set_joined(&task);
+                }
+                waiting.catch_up();
                 return Ok(task);
             }
-            // A call that was cancelled meanwhile needs no work.
-            if waiting.cancelled.load(Ordering::Acquire) {
-                return Err(engine::Error::Rejected(Reject::Ended));
-            }
-            // If another node has created it meanwhile, the writer returns that one.
-            let task = context.engine.create(id, spec, request, &resumed, notes).await?.task;
-            context.calls.add_deduped(context, key, task.id).await;
-            *lock(&waiting.state) = State { awaited: Some(RunOrTask::Task(task.id)), counted: true };
-            if task.id != id {
-                waiting.set_joined(&task);
-            }
-            waiting.catch_up();
-            Ok(task)
+            Err(engine::Error::Unavailable("calls that are the same end as fast as this one joins them".into()))
         });
         joined.await.map_err(|_| engine::Error::Unavailable("the call could not be made".into()))?
     }
@@ -397,7 +424,13 @@ impl WaitingCall {
         while let Some((id, ready)) = calls.join(key) {
             *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
             registry::wait_until_ready(ready).await;
-            if let Some(task) = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task)) {
+            let task = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task));
+            let joined = match task {
+                // A call on another node may have joined it, or have its outcome.
+                Some(task) if task.spec.linger_key.is_some() => self.try_join(&task, calls.is_deduped(id)).await?,
+                task => task,
+            };
+            if let Some(task) = joined {
                 self.set_joined(&task);
                 return Ok(Some(task));
             }
@@ -405,6 +438,49 @@ impl WaitingCall {
             *lock(&self.state) = State::default();
         }
         Ok(None)
+    }
+
+    /// Joins work of the same call that lingers, or may be shared, on any node.
+    async fn join_on_other_node(self: &Arc<Self>, key: &DedupeKey, shared: bool) -> Result<Option<Arc<Task>>, engine::Error> {
+        let (context, calls) = (&self.context, &self.context.calls);
+        // The client may call again before the other node has noticed that it hung up: wait a moment for that.
+        let deadline = tokio::time::sleep(HANG_UP_NOTICED);
+        tokio::pin!(deadline);
+        loop {
+            let same = context.engine.reader().same_calls(&key.caller, key.hidden, &key.fingerprint, SAME_CALLS_MAX).await?;
+            // What this node knows of was looked at before.
+            let same: Vec<TaskId> = same.into_iter().filter(|id| !calls.is_known(*id)).collect();
+            let watch = context.engine.watch(same.clone(), false);
+            let mut may_be_left = false;
+            for id in same {
+                let Some(task) = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task)) else {
+                    continue;
+                };
+                if let Some(task) = self.try_join(&task, shared).await? {
+                    calls.add_joined(context, key.clone(), id, shared);
+                    *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
+                    self.set_joined(&task);
+                    return Ok(Some(task));
+                }
+                may_be_left |= task.ended.is_none();
+            }
+            if !may_be_left {
+                return Ok(None);
+            }
+            tokio::select! {
+                _ = watch.changed() => {}
+                () = &mut deadline => return Ok(None),
+            }
+        }
+    }
+
+    /// Joins a task in the store; none if it is another call's.
+    async fn try_join(&self, task: &Task, shared: bool) -> Result<Option<Arc<Task>>, engine::Error> {
+        match self.context.engine.join(task, shared).await {
+            Ok(task) => Ok(Some(task)),
+            Err(engine::Error::Rejected(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn set_joined(&self, task: &Task) {
@@ -439,7 +515,7 @@ impl WaitingCall {
         self.context.calls.forget(work.id());
         match work {
             RunOrTask::Run(run) => run.cancel(CANCELLED_BY_CALLER),
-            RunOrTask::Task(id) => self.context.engine.cancel_in_order(self.caller.clone(), id, CANCELLED_BY_CALLER),
+            RunOrTask::Task(id) => self.context.engine.abandon_in_order(self.caller.clone(), id, CANCELLED_BY_CALLER),
         }
     }
 }

@@ -532,7 +532,7 @@ impl Session {
             run.cancel(CANCELLED_BY_CALLER);
         }
         if let Some(task) = running.task {
-            context.engine.cancel_soon(self.caller.clone(), task, CANCELLED_BY_CALLER);
+            context.engine.cancel_in_order(self.caller.clone(), task, CANCELLED_BY_CALLER);
         }
     }
 }
@@ -541,7 +541,7 @@ impl Session {
 async fn cancel_elsewhere(engine: Engine, caller: CallerId, session: SessionId, request: RequestId) {
     for _ in 0..CANCEL_LOOKS {
         match find_by_request(&engine, &caller, &session, &request).await {
-            Ok(Some(id)) => return engine.cancel_soon(caller, id, CANCELLED_BY_CALLER),
+            Ok(Some(id)) => return engine.cancel_in_order(caller, id, CANCELLED_BY_CALLER),
             Ok(None) => engine.clock().sleep(EARLY_CANCEL_TIME).await,
             Err(error) => return tracing::warn!(%error, "a request that another node answers could not be cancelled"),
         }

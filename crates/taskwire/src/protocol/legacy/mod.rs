@@ -469,7 +469,7 @@ impl GetStream {
                 };
                 if let Some(request) = request.filter(|_| plain) {
                     if request.stops_work() {
-                        context.engine.cancel_soon(self.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
+                        context.engine.cancel_in_order(self.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
                     }
                     if matches!(ended, Ok(true)) {
                         request.responded();

@@ -207,7 +207,7 @@ fn a_store_of_the_first_format_is_taken_over() {
     let mut over = Driver::new(2);
     lab.run(&mut over, &make(spec(), vec![Blocks::of(&[text(&"x".repeat(10_000))])]));
     lab.run(&mut over, &ends()[0]);
-    let counted = usage(&[over.clone()])[&CallerId::new("me")].bytes;
+    let counted = usage(&[over.clone()], false)[&CallerId::new("me")].bytes;
     let old = "DROP INDEX task_ended; ALTER TABLE task DROP COLUMN bytes; DROP INDEX task_caller; DROP TABLE session; DROP TABLE told; DROP INDEX chunk_at; ALTER TABLE chunk RENAME TO chunk_2; \
          ALTER TABLE task DROP COLUMN sum; ALTER TABLE log DROP COLUMN sum; ALTER TABLE idempotency DROP COLUMN sum; \
          CREATE TABLE chunk(task BLOB NOT NULL, seq INTEGER NOT NULL, version INTEGER NOT NULL, at INTEGER NOT NULL, \

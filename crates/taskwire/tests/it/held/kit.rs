@@ -17,6 +17,7 @@ use taskwire::{
         task::{Status, Task},
     },
     server::{Config, Server},
+    store::Memory,
     tool::{Registry, Tool},
 };
 use tokio::{
@@ -28,7 +29,9 @@ use tokio::{
 
 use super::{BEAT, DRAIN, HOLD, NAMES};
 use crate::{
-    kit::{Client, SECOND, TASKS, TempDir, TestServer, Way, manual_clock, next_chunk, read_head, value_of, with_timeout},
+    kit::{
+        Client, SECOND, TASKS, TempDir, TestServer, Way, manual_clock, next_chunk, read_head, value_of, with_timeout, without_disk_reserve,
+    },
     legacy::kit::{LATEST, LegacySession, initialize},
     pipe::{Output, Pipe},
     shutdown::settle,
@@ -58,6 +61,18 @@ impl HoldFixture {
     /// On a directory that a server which crashed may still use for a moment.
     pub(super) async fn start_in(dir: &Arc<TempDir>, tools: Registry, config: Config, clock: &ManualClock) -> Self {
         Self { server: reopened(dir, tools, config, clock).await, clock: clock.clone() }
+    }
+
+    /// Two nodes that share a store.
+    pub(super) async fn two_nodes(tools: impl Fn() -> Registry) -> [Self; 2] {
+        let clock = manual_clock();
+        let memory = Memory::with_clock(Arc::new(clock.clone()));
+        let node = async |name| {
+            let (dir, config) = (Arc::new(TempDir::new()), without_disk_reserve(config()));
+            let server = TestServer::start_on(dir, memory.open_node(name), tools(), config, Arc::new(clock.clone())).await;
+            Self { server, clock: clock.clone() }
+        };
+        [node("here").await, node("there").await]
     }
 
     /// A client of the modern era that knows tasks.

@@ -8,10 +8,10 @@ use crate::{
     tasks::until_crash,
 };
 
-const LINGER: Duration = Duration::from_secs(600);
+pub(super) const LINGER: Duration = Duration::from_secs(600);
 
 /// Hangs up, and waits until the call has become a task that goes on without its client.
-async fn hang_up(fixture: &HoldFixture, mut call: PendingCall) -> TaskId {
+pub(super) async fn hang_up(fixture: &HoldFixture, mut call: PendingCall) -> TaskId {
     let way = call.way;
     call.lose();
     drop(call);
@@ -25,12 +25,12 @@ async fn hang_up(fixture: &HoldFixture, mut call: PendingCall) -> TaskId {
 }
 
 /// Waits until the server has noticed that somebody hung up.
-async fn left(_fixture: &HoldFixture) {
+pub(super) async fn left(_fixture: &HoldFixture) {
     settle_long().await;
 }
 
 /// That an answer says that it comes from an earlier call.
-fn is_joined(result: &Value) -> bool {
+pub(super) fn is_joined(result: &Value) -> bool {
     let blocks = result["content"].as_array().expect("content");
     blocks
         .iter()

@@ -37,7 +37,7 @@ pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) 
         context.calls.forget(id);
         return match work {
             RunOrTask::Run(run) => run.cancel(HUNG_UP),
-            RunOrTask::Task(id) => context.engine.cancel_soon(waiting.caller.clone(), id, HUNG_UP),
+            RunOrTask::Task(id) => context.engine.abandon_in_order(waiting.caller.clone(), id, HUNG_UP),
         };
     }
     // A loose run that suspended itself to ask has nothing left to do: the caller calls again with the answers.
@@ -73,11 +73,15 @@ struct LingeringWork {
 impl LingeringWork {
     /// Makes the work durable; says whether that was possible.
     async fn save(&self, context: &Context, work: RunOrTask, ready: watch::Sender<bool>) -> bool {
-        let kept = match &work {
+        let mut kept = match &work {
             RunOrTask::Run(run) => self.promote(context, run).await,
-            // The task may not be created yet. This command is queued behind the one that does.
-            RunOrTask::Task(id) => context.engine.submit(*id, Authority::Engine, Command::Tick).await.is_ok(),
+            RunOrTask::Task(_) => true,
         };
+        if kept && (context.engine.is_shared() || matches!(work, RunOrTask::Task(_))) {
+            // The task may not be created yet. This command is queued behind the one that does.
+            let leave = Command::Leave { epoch: context.engine.epoch() };
+            kept = context.engine.submit_when_back(self.id, Authority::Engine, leave).await.is_ok();
+        }
         if !kept {
             context.calls.forget(self.id);
         }
@@ -132,12 +136,17 @@ impl LingeringWork {
             Err(engine::Error::Away) => return Some(RECHECK_INTERVAL),
             read => read.ok().flatten(),
         };
-        let rest = match task.as_ref().map(|task| task.ended) {
+        if task.as_ref().is_some_and(|task| !task.awaited_by.is_empty()) {
+            // A call on another node joined it: that node watches over it now.
+            calls.forget(id);
+            return None;
+        }
+        let rest = match task.as_ref().map(|task| (task.ended, task.left_at)) {
             // The same call gets the outcome, for a while.
-            Some(Some((at, _))) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
-            // Where nodes share the store, another one may have a client that came back for it.
-            Some(None) if self.linger == Duration::MAX || engine.is_shared() => Some(RECHECK_INTERVAL),
-            Some(None) => match self.linger.saturating_sub(now.since(since)) {
+            Some((Some((at, _)), _)) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
+            Some(_) if self.linger == Duration::MAX => Some(RECHECK_INTERVAL),
+            // Somebody may have asked for it on another node.
+            Some((None, left_at)) => match self.linger.saturating_sub(now.since(since.max(left_at.unwrap_or(since)))) {
                 // One of the watchers is `watch_over`.
                 rest if rest.is_zero() && engine.watchers(id) > 1 => {
                     calls.touch(context, id);
@@ -151,7 +160,7 @@ impl LingeringWork {
             calls.forget(id);
             if task.is_some_and(|task| task.ended.is_none()) {
                 tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %id, "nobody came back for a call: it stops");
-                engine.cancel_in_order(self.caller.clone(), id, LINGER_EXPIRED);
+                engine.abandon_in_order(self.caller.clone(), id, LINGER_EXPIRED);
             }
         }
         rest

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 use taskwire_core::{
     CallerId, Payload, TaskId, Timestamp, Version,
-    task::{Event, Outcome, Task},
+    task::{Authority, Command, Event, Outcome, Task},
     wire::RequestId,
 };
 use tokio::sync::{Notify, OwnedMutexGuard, futures::Notified, watch};
@@ -39,7 +39,7 @@ pub(in crate::protocol) struct DedupeKey {
     /// Whether the caller does not know the task.
     pub(super) hidden: bool,
     /// Of the tool and the arguments.
-    pub(super) fingerprint: Arc<str>,
+    pub(in crate::protocol) fingerprint: Arc<str>,
 }
 
 impl DedupeKey {
@@ -245,7 +245,7 @@ impl CallRegistry {
             awaited
         });
         if !awaited {
-            context.engine.cancel_in_order(caller.clone(), id, CANCELLED_BY_CALLER);
+            context.engine.abandon_in_order(caller.clone(), id, CANCELLED_BY_CALLER);
         }
     }
 
@@ -263,6 +263,10 @@ impl CallRegistry {
             self.recovered.send_replace(true);
             return;
         };
+        if task.spec.linger_key.is_some() {
+            // The task names who waits for it.
+            return;
+        }
         match stored_key(context, &task).await {
             Err(error) => tracing::warn!(task = %task.id, %error, "an open task could not be read: the same call will not find it"),
             Ok(None) => {}
@@ -285,6 +289,21 @@ impl CallRegistry {
             Some(joinable) => joinable.waiters += 1,
             None => known.insert(id, JoinableWork { dedupe: true, waiters: 1, ..JoinableWork::new(key, context) }),
         });
+    }
+
+    /// Counts the first waiter of a task that a call has joined in the store.
+    pub(super) fn add_joined(&self, context: &Context, key: DedupeKey, id: TaskId, dedupe: bool) {
+        self.with(|known| known.insert(id, JoinableWork { dedupe, waiters: 1, ..JoinableWork::new(key, context) }));
+    }
+
+    /// Whether calls of this node wait for a task, or left it.
+    pub(super) fn is_known(&self, id: TaskId) -> bool {
+        self.with(|known| known.joinable.contains_key(&id))
+    }
+
+    /// Whether calls may join a task while others wait for it.
+    pub(super) fn is_deduped(&self, id: TaskId) -> bool {
+        self.with(|known| known.joinable.get(&id).is_some_and(|joinable| joinable.dedupe))
     }
 
     /// Removes what nobody can join any more, if that is due.
@@ -421,13 +440,24 @@ impl CallRegistry {
 
     /// A caller used a follow-up tool with these arguments. If the task has ended, the caller knows the outcome now.
     pub(in crate::protocol) async fn followed_up(&self, context: &Context, caller: &CallerId, arguments: &Value) {
-        if self.is_empty() {
+        if self.is_empty() && !context.engine.is_shared() {
             return;
         }
         let id = arguments["task_id"].as_str().and_then(followup::read_id);
         let Some(id) = id else { return };
         if let Ok(Some(task)) = context.engine.task(caller, id).await {
-            if task.ended.is_some() { self.forget(task.id) } else { self.touch(context, task.id) }
+            if task.ended.is_some() {
+                self.forget(task.id)
+            } else {
+                self.touch(context, task.id)
+            }
+            if task.left_at.is_some() {
+                // On any node, too. If that fails, the same call gets the outcome once more, or the work stops earlier.
+                let _ = match task.ended {
+                    Some(_) => context.engine.join(&task, true).await.map(drop),
+                    None => context.engine.submit(id, Authority::Engine, Command::Touch).await.map(drop),
+                };
+            }
         }
     }
 }

@@ -284,7 +284,7 @@ impl Call<'_, '_> {
             .for_waiter(waiter);
         let ended = tail.run().await;
         if request.stops_work() {
-            cx.context.engine.cancel_soon(cx.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
+            cx.context.engine.cancel_in_order(cx.session.caller.clone(), task.id, CANCELLED_BY_CALLER);
         }
         cx.stream_reply(ended, request)
     }

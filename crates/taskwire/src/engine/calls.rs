@@ -1,0 +1,86 @@
+//! What calls do to their task beside waiting for it: they join it where nodes share the store, give it up, or cancel it.
+
+use std::sync::Arc;
+
+use taskwire_core::{
+    CallerId, TaskId,
+    task::{Authority, Command, Reject, Task},
+};
+use tokio::sync::{mpsc::error::TrySendError, oneshot};
+
+use super::{Engine, Error, Receipt, TaskRequest, WriterRequest};
+use crate::store::CallKey;
+
+impl Engine {
+    /// Cancels the task that a caller made under this key, if there is one.
+    pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
+        let (engine, caller, key) = (self.clone(), caller.clone(), key.to_owned());
+        self.0.runtime.spawn(async move {
+            match engine.0.reader.by_key(CallKey::Idempotency(&caller, &key)).await {
+                Ok(Some(id)) => engine.cancel_now(caller, id, reason).await,
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "a call could not be cancelled"),
+            }
+        });
+    }
+
+    /// Cancels a task without waiting for it; what is submitted after this call is decided after it.
+    pub(crate) fn cancel_in_order(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        // If it cannot be cancelled, it has ended.
+        drop(self.queue_in_order(caller, id, Command::Cancel { reason: Some(reason.into()) }));
+    }
+
+    fn queue_in_order(&self, caller: CallerId, id: TaskId, command: Command) -> oneshot::Receiver<Result<Receipt, Error>> {
+        let (receipt, received) = oneshot::channel();
+        let request = WriterRequest::Task(TaskRequest { id, by: Authority::Caller(caller), command, waits: true, receipt });
+        if let Err(TrySendError::Full(request)) = self.0.queue.try_send(request) {
+            // Others may overtake it, which is better than to lose it.
+            let queue = self.0.queue.clone();
+            self.spawn(async move { drop(queue.send(request).await) });
+        }
+        received
+    }
+
+    /// A call of this node waits for a task from now on, where nodes share the store. See [`Command::Join`].
+    pub(crate) async fn join(&self, task: &Task, shared: bool) -> Result<Arc<Task>, Error> {
+        let mut gone = Vec::new();
+        for epoch in &task.awaited_by {
+            if *epoch != self.epoch() && !self.is_other_node(*epoch).await? {
+                gone.push(*epoch);
+            }
+        }
+        let command = Command::Join { epoch: self.epoch(), gone, shared };
+        Ok(self.submit(task.id, Authority::Caller(task.spec.caller.clone()), command).await?.task)
+    }
+
+    /// The calls of this node do not want a task any longer: it is cancelled, unless calls of other nodes wait for it. What is submitted
+    /// after this call is decided after it.
+    pub(crate) fn abandon_in_order(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        let Some(membership) = self.0.cluster.as_ref().map(|membership| membership.cluster.clone()) else {
+            return self.cancel_in_order(caller, id, reason);
+        };
+        let received = self.queue_in_order(caller.clone(), id, Command::Abandon { epoch: self.epoch(), reason: reason.into() });
+        let engine = self.clone();
+        self.spawn(async move {
+            let Ok(Ok(Receipt { task, .. })) = received.await else { return };
+            if task.ended.is_some() {
+                return;
+            }
+            for epoch in &task.awaited_by {
+                // Where the store is away for a moment, that node counts as one whose calls still wait.
+                if *epoch == engine.epoch() || membership.is_alive(*epoch).await.unwrap_or(true) {
+                    return;
+                }
+            }
+            engine.cancel_now(caller, id, reason).await;
+        });
+    }
+
+    async fn cancel_now(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        match self.submit_when_back(id, Authority::Caller(caller), Command::Cancel { reason: Some(reason.into()) }).await {
+            // It was never made, or is forgotten already: there is nothing to cancel.
+            Ok(_) | Err(Error::Rejected(Reject::NotFound)) => {}
+            Err(error) => tracing::warn!(task = %id, %error, "a task could not be cancelled"),
+        }
+    }
+}
