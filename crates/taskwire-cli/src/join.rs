@@ -118,7 +118,7 @@ impl ServerDialer {
             return Ok(());
         }
         let Some(setup) = &role.setup else { return Err(io::Error::other("this process could not take the place of its server")) };
-        let store = match setup.open_store() {
+        let store = match setup.open_store().await {
             Ok(store) => store,
             Err(store::Error::Locked { .. }) => return Ok(()),
             Err(error) => return Err(io::Error::other(error)),

@@ -40,6 +40,7 @@ const EXAMPLES: &str = "Examples:
                                     their servers
   taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
+  taskwire nodes taskwire.toml      the servers that share its database
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
   taskwire tasks                    the tasks that were started from here
@@ -72,6 +73,7 @@ enum Command {
     Serve(cmd::serve::Serve),
     Connect(cmd::connect::Connect),
     Reload(cmd::reload::Reload),
+    Nodes(cmd::nodes::Nodes),
     Call(cmd::call::Call),
     Watch(cmd::watch::Watch),
     Get(cmd::get::Get),
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
         Command::Init(init) => init.run(),
         Command::Connect(connect) => connect.run(),
         Command::Reload(reload) => reload.run(),
+        Command::Nodes(nodes) => client::exit::run(nodes.json, nodes.run()),
         Command::Call(call) => client::exit::run(call.json, call.run()),
         Command::Watch(watch) => client::exit::run(watch.json, watch.run()),
         Command::Get(get) => client::exit::run(get.json, get.run()),

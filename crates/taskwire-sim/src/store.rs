@@ -17,7 +17,7 @@ use taskwire::{
     },
     store::{
         CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, NodeInfo, OutboxItem, Page, Read, Reader, Session, SessionChange,
-        Store, TaskWrite, Usage, Written,
+        Store, StrandedTask, TaskWrite, Usage, Written,
     },
 };
 
@@ -418,7 +418,7 @@ impl SimCluster {
 }
 
 impl Cluster for SimCluster {
-    fn first_lease(&self) -> Lease {
+    fn first_lease(&self) -> (Lease, Duration) {
         self.inner.first_lease()
     }
 
@@ -452,8 +452,8 @@ impl Cluster for SimCluster {
         self.reach(move || self.inner.is_alive(epoch))
     }
 
-    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
-        self.reach(move || self.inner.stranded_tasks(limit))
+    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
+        self.reach(move || self.inner.stranded_tasks(judge, after, limit))
     }
 
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 /// How many worlds a planted bug may survive.
-const WORLDS_MAX: u64 = 20;
+const WORLDS_MAX: u64 = 60;
 
 fn sim(seed: u64, seconds: u64, more: &[&str]) -> (String, bool) {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_sim"))

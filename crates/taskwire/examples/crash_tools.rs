@@ -1,4 +1,4 @@
-//! Tools made to be interrupted: `crash_tools --listen ADDR --data DIR --journal FILE`.
+//! Tools made to be interrupted: `crash_tools --listen ADDR --data DIR --journal FILE [--store URL]`.
 //!
 //! The crash test (`tests/crash`) kills this server again and again, at any moment. Each tool makes one promise
 //! visible: that nothing acknowledged is lost, that work goes on where it was, or that nothing is done twice.
@@ -19,13 +19,13 @@ use serde_json::json;
 use taskwire::{
     clock::{Clock, SystemClock},
     server::{Config, EngineConfig, HttpConfig, Server},
-    store::SqliteStore,
+    store::{PostgresConfig, PostgresStore, SqliteStore},
     tool::{Content, Ctx, InvalidSchema, Question, Registry, TaskMode, Tool, ToolError},
 };
 use taskwire_core::Limits;
 use tokio::net::TcpListener;
 
-const USAGE: &str = "usage: crash_tools --listen ADDR --data DIR --journal FILE";
+const USAGE: &str = "usage: crash_tools --listen ADDR --data DIR --journal FILE [--store URL]";
 /// How many steps `steps` takes.
 const STEPS: u64 = 20;
 /// Bytes of one chunk of `flood`.
@@ -49,7 +49,13 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
     let journal = Arc::new(OpenOptions::new().create(true).append(true).open(&options.record)?);
-    let server = Server::start(tools(&journal)?, SqliteStore::open(&options.data)?, config())?;
+    let tools = tools(&journal)?;
+    let server = match &options.store {
+        None => Server::start(tools, SqliteStore::open(&options.data)?, config())?,
+        Some(url) => {
+            Server::start(tools, PostgresStore::open_in(PostgresConfig::new(url, &options.listen), &options.data).await?, config())?
+        }
+    };
     let listener = TcpListener::bind(&options.listen).await?;
     println!("crash_tools: at http://{}/mcp", listener.local_addr()?);
     server.serve(listener, std::future::pending()).await?;
@@ -222,22 +228,25 @@ struct Options {
     listen: String,
     data: PathBuf,
     record: PathBuf,
+    /// A database that several share.
+    store: Option<String>,
 }
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut listen, mut data, mut journal) = (None, None, None);
+        let (mut listen, mut data, mut journal, mut store) = (None, None, None, None);
         while let Some(flag) = args.next() {
             let value = match flag.as_str() {
                 "--listen" => &mut listen,
                 "--data" => &mut data,
                 "--journal" => &mut journal,
+                "--store" => &mut store,
                 _ => return Err(format!("unknown argument `{flag}`; {USAGE}")),
             };
             *value = Some(args.next().ok_or_else(|| format!("`{flag}` needs a value; {USAGE}"))?);
         }
         match (listen, data, journal) {
-            (Some(listen), Some(data), Some(journal)) => Ok(Self { listen, data: data.into(), record: journal.into() }),
+            (Some(listen), Some(data), Some(journal)) => Ok(Self { listen, data: data.into(), record: journal.into(), store }),
             _ => Err(USAGE.to_owned()),
         }
     }

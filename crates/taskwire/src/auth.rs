@@ -12,7 +12,7 @@ pub trait Authenticate: std::fmt::Debug + Send + Sync {
     /// Whether callers must prove who they are.
     fn is_required(&self) -> bool;
 
-    /// The caller that an `Authorization` header stands for.
+    /// The caller that an `Authorization` header stands for. Its name has at most 500 bytes, which is what a database takes.
     ///
     /// # Errors
     /// When callers must prove who they are, and this header does not.

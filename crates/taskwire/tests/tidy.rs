@@ -593,6 +593,9 @@ fn no_test_file_is_forgotten() {
     assert_none("no file above declares these modules", &forgotten);
 }
 
+/// A test that is left out where nobody has installed PostgreSQL.
+const NEEDS_POSTGRES: &str = concat!("#[", "ignore = \"needs PostgreSQL\"]");
+
 #[test]
 fn nothing_is_left_undone() {
     // Written in two parts, so that this file does not find itself.
@@ -600,6 +603,8 @@ fn nothing_is_left_undone() {
     let mut found = Vec::new();
     for path in rust_files(&root().join("crates")) {
         for (number, line) in (1..).zip(read(&path).lines()) {
+            // The test command runs these too, with the servers that it installs.
+            let line = line.replace(NEEDS_POSTGRES, "");
             found.extend(marks.iter().filter(|mark| line.contains(**mark)).map(|mark| format!("{}:{number}: {mark}", name_of(&path))));
         }
     }

@@ -12,6 +12,7 @@ mod file;
 pub(crate) mod get;
 mod in_task;
 pub(crate) mod init;
+pub(crate) mod nodes;
 pub(crate) mod progress;
 pub(crate) mod reload;
 pub(crate) mod serve;

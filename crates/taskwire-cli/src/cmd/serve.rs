@@ -70,7 +70,8 @@ pub(crate) struct Serve {
     /// Directory for tasks [default: .taskwire, beside the configuration file if there is one]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Where tasks are kept: `memory:` if they may end with the server [default: in the data directory]
+    /// Where tasks are kept: `memory:` if they may end with the server, `postgres://…` or `env:NAME` for a database that nodes share
+    /// [default: in the data directory]
     #[arg(long, value_name = "URL")]
     store: Option<StoreKind>,
     /// Speak MCP on standard input and output instead of HTTP
@@ -151,8 +152,8 @@ impl ServerSetup {
         ServerDescription::of(&self.config, &self.definitions, self.file.as_deref())
     }
 
-    pub(crate) fn open_store(&self) -> Result<OpenedStore, store::Error> {
-        self.config.store.open(self.data())
+    pub(crate) async fn open_store(&self) -> Result<OpenedStore, store::Error> {
+        self.config.store.open(self.data(), |url| self.config.postgres(url)).await
     }
 
     /// Starts the server on this store.
@@ -168,6 +169,7 @@ impl ServerSetup {
         let server = match store {
             OpenedStore::Embedded(store) => Server::start(provider, *store, settings)?,
             OpenedStore::Memory(store) => Server::start(provider, store, settings)?,
+            OpenedStore::Postgres(store) => Server::start(provider, *store, settings)?,
         };
         commands.start_sweep(&server).await;
         if file.is_some() {
@@ -197,7 +199,7 @@ impl ServerSetup {
             }
             None => None,
         };
-        let store = match self.open_store() {
+        let store = match self.open_store().await {
             Ok(store) => store,
             // Two windows of an editor are two clients, and each starts its server.
             Err(store::Error::Locked { holder, .. }) if listener.is_none() => return join::run(self, &holder).await,
@@ -317,6 +319,7 @@ fn banner(address: SocketAddr, config: &Config, commands: &[Definition], tools: 
     let tasks = match config.store {
         StoreKind::Embedded => format!("tasks in {}", config.data.display()),
         StoreKind::Memory => "tasks in memory, which end with the server".to_owned(),
+        StoreKind::Postgres(_) => format!("tasks in PostgreSQL, as node {}", config.node_name()),
     };
     let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
     let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  http://{address}/mcp\n");

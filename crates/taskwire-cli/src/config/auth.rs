@@ -5,6 +5,9 @@ use std::fmt;
 use serde::Deserialize;
 use taskwire::server::Tokens;
 
+/// The longest name of a caller.
+const CALLER_BYTES: usize = 500;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AuthTable {
@@ -42,6 +45,9 @@ impl AuthTable {
             };
             if token.trim().is_empty() || entry.caller.is_empty() {
                 return Err((n, "each of `auth.tokens` needs a `token` and a `caller` that are not empty".to_owned()));
+            }
+            if entry.caller.len() > CALLER_BYTES {
+                return Err((n, format!("the name of a caller has at most {CALLER_BYTES} bytes")));
             }
             auth = auth.with_token(token.trim(), &entry.caller);
         }

@@ -62,7 +62,8 @@ fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
     }
     let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
     let config = Config::parse(Path::new(""), text).ok()?;
-    Some(format!("{} {:?} {:?}", config.listen, config.data, config.to_server_config().ok()?))
+    let postgres = config.postgres("");
+    Some(format!("{} {:?} {:?} {:?} {postgres:?}", config.listen, config.data, config.store, config.to_server_config().ok()?))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod changes;
 mod hints;
 mod limits;
 mod location;
+mod postgres;
 #[cfg(test)]
 #[path = "../../tests/manual/configuration.rs"]
 mod reference;
@@ -25,11 +26,13 @@ use serde::Deserialize;
 use taskwire::{
     command::{Definition, Problem},
     server::{self, FirstAnswer, ResponseMode},
+    store::PostgresConfig,
 };
 
 use auth::AuthTable;
 use limits::LimitsTable;
 pub(crate) use location::parse_toml;
+use postgres::PostgresTable;
 pub(crate) use store::{OpenedStore, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
 use tool::{FileDefaults, ToolTable};
@@ -46,8 +49,14 @@ pub(crate) struct Config {
     pub(crate) listen: String,
     /// The data directory, relative to this file. Default: `".taskwire"`.
     pub(crate) data: PathBuf,
-    /// Where tasks are kept: in the data directory, or `"memory:"` if they may end with the server. Default: `""`.
+    /// Where tasks are kept: in the data directory, `"memory:"` if they may end with the server, or a database that several nodes share
+    /// (`"postgres://USER:PASSWORD@HOST/DATABASE"`, or `"env:NAME"` for a variable that has this). Default: `""`.
     pub(crate) store: StoreKind,
+    /// The name of this node, for people, where nodes share a store. Default: the machine's name and the port of `listen`.
+    node: Option<String>,
+    /// Where nodes share a store: how long a command goes on whose server is gone, at least `"5s"`. Then it ends, and another node may start
+    /// it again. All nodes must have the same. Default: `"30s"`.
+    orphan_after: Option<Span>,
     /// Whether the server has the demo tools too. Default: `false`.
     pub(crate) demo: bool,
     /// What models are told about the server. Default: nothing.
@@ -108,6 +117,7 @@ pub(crate) struct Config {
     /// Recently changed tasks and output that are kept in memory. Default: `134217728`.
     cache_bytes: Option<usize>,
     limits: LimitsTable,
+    postgres: PostgresTable,
     http: HttpTable,
     legacy: LegacyTable,
     pub(crate) auth: AuthTable,
@@ -137,6 +147,8 @@ impl Default for Config {
             listen: "127.0.0.1:8787".to_owned(),
             data: ".taskwire".into(),
             store: StoreKind::default(),
+            node: None,
+            orphan_after: None,
             demo: false,
             instructions: None,
             promote_after: None,
@@ -165,6 +177,7 @@ impl Default for Config {
             linger: None,
             inline_bytes: None,
             limits: LimitsTable::default(),
+            postgres: PostgresTable::default(),
             http: HttpTable::default(),
             legacy: LegacyTable::default(),
             auth: AuthTable::default(),
@@ -316,6 +329,22 @@ impl Config {
         Ok(())
     }
 
+    /// How this node uses the database at `url`.
+    pub(crate) fn postgres(&self, url: &str) -> PostgresConfig {
+        let mut config = PostgresConfig::new(url, &self.node_name());
+        self.postgres.apply(&mut config);
+        config
+    }
+
+    pub(crate) fn node_name(&self) -> String {
+        let name = || {
+            let machine = rustix::system::uname();
+            let port = self.listen.rsplit_once(':').map_or("", |(_, port)| port);
+            format!("{}:{port}", machine.nodename().to_string_lossy())
+        };
+        self.node.clone().unwrap_or_else(name)
+    }
+
     /// The library's configuration.
     pub(crate) fn to_server_config(&self) -> anyhow::Result<server::Config> {
         self.to_server_config_with(|name| std::env::var(name).ok())
@@ -339,6 +368,7 @@ impl Config {
         set(&mut config.engine.coalesce.bytes, self.coalesce_bytes);
         set(&mut config.engine.queue_len, self.queue_len);
         set(&mut config.engine.cache_bytes, self.cache_bytes);
+        set(&mut config.engine.orphan_after, self.orphan_after.map(|span| span.0));
         set(&mut config.drain, self.drain.map(|span| span.0));
         set(&mut config.page_len, self.page_len);
         set(&mut config.list_ttl, self.list_ttl.map(|span| span.0));
@@ -417,6 +447,7 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     }
     let spans = [
         ("hold", config.hold, Duration::from_secs(1)),
+        ("orphan_after", config.engine.orphan_after, Duration::from_secs(5)),
         ("poll_interval", config.poll_interval, Duration::from_millis(10)),
         ("retention", config.retention.unwrap_or(Duration::MAX), Duration::from_secs(1)),
         ("answer_timeout", config.answer_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),

@@ -42,7 +42,7 @@ fn a_server_that_keeps_its_tasks_in_memory_does_not_touch_those_that_are_kept() 
     let words = refusal(1, &["serve", "--listen", "127.0.0.1:0", "--data", &data, "--store", "memory:"]);
     assert!(words.contains(&data) && words.contains("choose another directory"), "{words}");
     let (exit, _, words) = run(&["serve", "--store", "redis://there"]);
-    assert!(exit == Some(2) && words.contains("`redis://there`") && words.contains("`memory:`"), "{words}");
+    assert!(exit == Some(2) && words.contains("no store is called `redis`") && words.contains("`memory:`"), "{words}");
 }
 
 // Whose it is.

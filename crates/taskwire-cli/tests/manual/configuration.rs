@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use taskwire::{command::Definition, server};
 
-use super::{Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, tool::ToolTable};
+use super::{Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, postgres::PostgresTable, tool::ToolTable};
 use crate::{
     client::client_config::{ConfigFile, ServerSettings},
     manual::keep,
@@ -43,6 +43,12 @@ const LIMITS: &str = "
 ## `[limits]`
 
 A task or a caller that reaches a limit gets an error that names the key.
+";
+
+const POSTGRES: &str = "
+## `[postgres]`
+
+Where `store` is the URL of a database. [Many nodes](cluster.md) says more.
 ";
 
 const HTTP: &str = "
@@ -177,7 +183,8 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "usize" | "u64" if name.contains("bytes") => "bytes",
         "usize" | "u64" => "number",
         "Value" => "several kinds",
-        "StoreKind" => "`\"\"` or `\"memory:\"`",
+        "StoreKind" => "`\"\"`, `\"memory:\"` or a URL",
+        "DatabaseUrl" => "URL",
         "Vec<String>" => "list of texts",
         "Vec<i32>" => "list of numbers",
         "Vec<Value>" => "list",
@@ -208,10 +215,11 @@ fn add(page: &mut String, words: &str, keys: &[Key]) {
 }
 
 /// The tables of the server's file, each with the words before it and the line that opens it.
-fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 5] {
+fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 6] {
     [
         (SERVER, "", keys::<Config>(SERVER_SOURCE, "Config")),
         (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("../../src/config/limits.rs"), "LimitsTable")),
+        (POSTGRES, "[postgres]\n", keys::<PostgresTable>(include_str!("../../src/config/postgres.rs"), "PostgresTable")),
         (HTTP, "[http]\n", keys::<HttpTable>(SERVER_SOURCE, "HttpTable")),
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
         (AUTH, "[auth]\n", keys::<AuthTable>(include_str!("../../src/config/auth.rs"), "AuthTable")),

@@ -62,12 +62,10 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Leave { epoch } => Ok(leave(task, *epoch)),
         Command::Touch => {
             // A second is short for whoever waits, and long for the store.
-            let is_due = task.left_at.is_some_and(|at| task.ended.is_none() && now.since(at) >= TOUCH_INTERVAL);
+            let is_due = task.left_at().is_some_and(|at| task.ended.is_none() && now.since(at) >= TOUCH_INTERVAL);
             Ok(if is_due { vec![Event::Touched] } else { Vec::new() })
         }
-        Command::Abandon { epoch, .. } if task.ended.is_some() || task.awaited_by.iter().any(|other| other != epoch) => {
-            Ok(leave(task, *epoch))
-        }
+        Command::Abandon { epoch, .. } if task.ended.is_some() || task.awaited_by().any(|other| other != *epoch) => Ok(leave(task, *epoch)),
         Command::Abandon { reason, .. } => Ok(vec![Event::Cancelled { reason: Some(reason.clone()) }]),
         Command::Tick => Ok(tick(task, now)),
         Command::Recover { lost, epoch } => Ok(recover(task, lost, *epoch)),
@@ -204,24 +202,24 @@ pub fn limit_result(outcome: Outcome, limits: &Limits) -> Outcome {
 }
 
 fn join(task: &Task, epoch: Epoch, gone: &[Epoch], shared: bool) -> Result<Vec<Event>, Reject> {
-    let awaited = task.awaited_by.iter().any(|epoch| !gone.contains(epoch));
+    let awaited = task.awaited_by().any(|epoch| !gone.contains(&epoch));
     match &task.outcome {
         Some(Outcome::Cancelled { .. }) => return Err(Reject::Ended),
         // Somebody waited for the outcome, and may have it.
-        Some(_) if task.left_at.is_none() => return Err(Reject::Ended),
+        Some(_) if task.left_at().is_none() => return Err(Reject::Ended),
         Some(_) => {}
-        None if shared && task.awaited_by.contains(&epoch) => return Ok(Vec::new()),
+        None if shared && task.awaited_by().any(|other| other == epoch) => return Ok(Vec::new()),
         None if shared => {}
         // The caller of a task that is not hidden has its id, unless the call was left before.
-        None if awaited || (task.left_at.is_none() && !task.spec.hidden) => return Err(Reject::Awaited),
+        None if awaited || (task.left_at().is_none() && !task.spec.hidden) => return Err(Reject::Awaited),
         None => {}
     }
-    let gone = gone.iter().copied().filter(|gone| task.awaited_by.contains(gone)).collect();
+    let gone = gone.iter().copied().filter(|gone| task.awaited_by().any(|epoch| epoch == *gone)).collect();
     Ok(vec![Event::Joined { epoch, gone }])
 }
 
 fn leave(task: &Task, epoch: Epoch) -> Vec<Event> {
-    if task.awaited_by.contains(&epoch) { vec![Event::Left { epoch }] } else { Vec::new() }
+    if task.awaited_by().any(|other| other == epoch) { vec![Event::Left { epoch }] } else { Vec::new() }
 }
 
 fn tick(task: &Task, now: Timestamp) -> Vec<Event> {

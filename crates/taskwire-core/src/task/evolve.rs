@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     event::Event,
-    state::{OnInterrupt, OutputTotals, QuestionState, Task},
+    state::{OnInterrupt, OutputTotals, QuestionState, Task, Waiting},
 };
 use crate::{
     id::{Attempt, Epoch, TaskId, Version},
@@ -33,8 +33,7 @@ pub fn create(id: TaskId, created: &Event, at: Timestamp) -> Task {
         visible_version: Version(1),
         attempt: Attempt(0),
         epoch,
-        awaited_by: spec.linger_key.iter().map(|_| epoch).collect(),
-        left_at: None,
+        waiting: spec.linger_key.as_ref().map(|_| Box::new(Waiting { nodes: [epoch].into(), left_at: None })),
         deadline: None,
         time_left_ms: None,
         message: None,
@@ -110,15 +109,17 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             task.asked_at = None;
         }
         Event::Joined { epoch, gone } => {
-            task.awaited_by.retain(|epoch| !gone.contains(epoch));
-            task.awaited_by.insert(*epoch);
-            task.left_at = None;
+            let waiting = task.waiting.get_or_insert_default();
+            waiting.nodes.retain(|epoch| !gone.contains(epoch));
+            waiting.nodes.insert(*epoch);
+            waiting.left_at = None;
         }
         Event::Left { epoch } => {
-            task.awaited_by.remove(epoch);
-            task.left_at = task.awaited_by.is_empty().then_some(at);
+            let waiting = task.waiting.get_or_insert_default();
+            waiting.nodes.remove(epoch);
+            waiting.left_at = waiting.nodes.is_empty().then_some(at);
         }
-        Event::Touched => task.left_at = Some(at),
+        Event::Touched => task.waiting.get_or_insert_default().left_at = Some(at),
         Event::Expired => {}
     }
 }

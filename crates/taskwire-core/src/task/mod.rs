@@ -20,5 +20,5 @@ pub use command::{Authority, Command, NewTask, Reject};
 pub use decide::{check_limit, check_status, decide, limit_result, timed_out};
 pub use event::{Event, Outcome, Progress, RpcError};
 pub use evolve::{create, evolve, evolve_to};
-pub use state::{AcceptedQuestions, OnInterrupt, OutboxTarget, OutputTotals, Overflow, QuestionState, Spec, Status, Task};
+pub use state::{AcceptedQuestions, OnInterrupt, OutboxTarget, OutputTotals, Overflow, QuestionState, Spec, Status, Task, Waiting};
 pub use wants::{Wants, wants};

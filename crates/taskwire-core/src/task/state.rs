@@ -251,6 +251,17 @@ impl fmt::Display for Status {
     }
 }
 
+/// Who waits for a task, where nodes share the store.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Waiting {
+    /// The nodes on which calls wait for it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub nodes: BTreeSet<Epoch>,
+    /// Since when no call has waited for it, or asked for it. Absent also while its calls wait on a node that is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_at: Option<Timestamp>,
+}
+
 /// A task. Only [`evolve`](super::evolve()) changes one.
 ///
 /// Two fields are not part of the stored head, since the store has them elsewhere: `outcome` is the event that ended
@@ -274,12 +285,9 @@ pub struct Task {
     pub attempt: Attempt,
     /// The start of the server that runs this attempt.
     pub epoch: Epoch,
-    /// The nodes on which calls wait for it, if it has a [`linger_key`](Spec::linger_key).
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub awaited_by: BTreeSet<Epoch>,
-    /// Since when no call has waited for it, or asked for it. Absent also while its calls wait on a node that is gone.
+    /// Who waits for it, if it has a [`linger_key`](Spec::linger_key).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub left_at: Option<Timestamp>,
+    pub waiting: Option<Box<Waiting>>,
     /// When the current attempt times out; absent while it waits for answers or has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
@@ -322,6 +330,17 @@ pub struct Task {
 }
 
 impl Task {
+    /// The nodes on which calls wait for it.
+    pub fn awaited_by(&self) -> impl Iterator<Item = Epoch> + '_ {
+        self.waiting.iter().flat_map(|waiting| waiting.nodes.iter().copied())
+    }
+
+    /// Since when no call has waited for it, or asked for it.
+    #[must_use]
+    pub fn left_at(&self) -> Option<Timestamp> {
+        self.waiting.as_ref()?.left_at
+    }
+
     /// When its work began: the id is made then, and the call may be promoted later.
     #[must_use]
     pub fn began_at(&self) -> Timestamp {

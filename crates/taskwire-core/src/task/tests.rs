@@ -455,9 +455,9 @@ fn a_task_knows_the_nodes_whose_calls_wait_for_it() {
     let mut world = new(true);
     assert_eq!(world.call(&join(2, false, &[])), Err(Reject::Awaited), "the call that made it waits");
     assert_eq!(world.engine(&leave(2)), 0, "who does not wait does not leave");
-    assert_eq!((world.engine(&leave(1)), world.task().left_at), (1, Some(Timestamp::from_millis(1_000))));
+    assert_eq!((world.engine(&leave(1)), world.task().left_at()), (1, Some(Timestamp::from_millis(1_000))));
     assert_eq!(world.call(&join(2, false, &[])), Ok(1));
-    assert_eq!(world.task().left_at, None);
+    assert_eq!(world.task().left_at(), None);
     assert_eq!(world.call(&join(3, false, &[])), Err(Reject::Awaited));
     assert_eq!(world.call(&join(3, false, &[2])), Ok(1), "the node of the call that waited is gone");
     assert_eq!(world.call(&join(4, true, &[])), Ok(1), "calls that share it");
@@ -481,7 +481,7 @@ fn a_task_knows_the_nodes_whose_calls_wait_for_it() {
     world.now += 999;
     assert_eq!(world.engine(&Command::Touch), 0);
     world.now += 1;
-    assert_eq!((world.engine(&Command::Touch), world.task().left_at), (1, Some(Timestamp::from_millis(2_000))));
+    assert_eq!((world.engine(&Command::Touch), world.task().left_at()), (1, Some(Timestamp::from_millis(2_000))));
     assert_eq!(world.call(&join(2, false, &[])), Ok(1));
     world.now += 5_000;
     assert_eq!(world.engine(&Command::Touch), 0, "a call waits for it");

@@ -1,4 +1,4 @@
-//! Serves what the official conformance suite expects of a server: `conformance --listen ADDR --data DIR`.
+//! Serves what the official conformance suite expects of a server: `conformance --listen ADDR --data DIR [--store URL]`.
 //!
 //! One file per group of fixtures: [`base`] (content), [`protocol`] (capabilities, logging, changes, headers), [`rounds`]
 //! (calls that are answered by a question), [`tasks`], [`catalog`] (prompts, resources, completions) and [`legacy`] (what
@@ -17,12 +17,12 @@ use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use taskwire::{
     server::{Config, Server},
-    store::SqliteStore,
+    store::{PostgresConfig, PostgresStore, SqliteStore},
     tool::{InvalidSchema, Registry},
 };
 use tokio::net::TcpListener;
 
-const USAGE: &str = "usage: conformance --listen ADDR --data DIR";
+const USAGE: &str = "usage: conformance --listen ADDR --data DIR [--store URL]";
 
 /// A page holds all tools, since the suite reads only one, but clients that list their tasks find several.
 const PAGE_LEN: usize = 50;
@@ -47,7 +47,12 @@ async fn run() -> Result<(), Box<dyn Error>> {
         page_len: PAGE_LEN,
         ..Config::default()
     };
-    let server = Server::start(fixtures()?, SqliteStore::open(&options.data)?, config)?;
+    let server = match &options.store {
+        None => Server::start(fixtures()?, SqliteStore::open(&options.data)?, config)?,
+        Some(url) => {
+            Server::start(fixtures()?, PostgresStore::open_in(PostgresConfig::new(url, &options.listen), &options.data).await?, config)?
+        }
+    };
     let listener = TcpListener::bind(&options.listen).await?;
     println!("conformance: fixtures at http://{}/mcp", listener.local_addr()?);
     server.serve(listener, interrupted()).await?;
@@ -78,21 +83,24 @@ async fn interrupted() {
 struct Options {
     listen: String,
     data: PathBuf,
+    /// A database that several share.
+    store: Option<String>,
 }
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut listen, mut data) = (None, None);
+        let (mut listen, mut data, mut store) = (None, None, None);
         while let Some(flag) = args.next() {
             let value = match flag.as_str() {
                 "--listen" => &mut listen,
                 "--data" => &mut data,
+                "--store" => &mut store,
                 _ => return Err(format!("unknown argument `{flag}`; {USAGE}")),
             };
             *value = Some(args.next().ok_or_else(|| format!("`{flag}` needs a value; {USAGE}"))?);
         }
         match (listen, data) {
-            (Some(listen), Some(data)) => Ok(Self { listen, data: data.into() }),
+            (Some(listen), Some(data)) => Ok(Self { listen, data: data.into(), store }),
             _ => Err(USAGE.to_owned()),
         }
     }

@@ -46,6 +46,8 @@ pub(crate) enum ToSupervisor {
     },
     /// The journal was imported up to this offset.
     Consumed(u64),
+    /// The server's node has its lease: no other node starts the command anew. Sent only for a job with `orphan_after_ms`.
+    Lease {},
 }
 
 /// What the server receives.

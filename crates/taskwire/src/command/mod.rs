@@ -147,7 +147,7 @@ impl Commands {
         Ok(tool.policy(policy))
     }
 
-    /// Lets tasks whose tool is no longer in `registry` go on with their commands.
+    /// Lets tasks whose tool is no longer in `registry` go on with their commands, and a node find those that run on its machine.
     #[must_use]
     pub fn with_retired_tool(&self, registry: Registry) -> Registry {
         let commands = self.clone();
@@ -158,6 +158,8 @@ impl Commands {
         if let Err(error) = registry.set_retired_tool(retired) {
             tracing::error!(%error, "commands of tools that are gone cannot go on");
         }
+        let commands = self.clone();
+        registry.set_local_work(move |id| sweep::has_job(&commands, id));
         registry
     }
 

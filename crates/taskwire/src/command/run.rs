@@ -5,6 +5,7 @@
 
 mod importer;
 mod questions;
+mod restart;
 
 use std::{
     fs, io,
@@ -18,11 +19,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use taskwire_core::{
-    Payload,
-    task::{Authority, OnInterrupt},
-    wire::code,
-};
+use taskwire_core::{Payload, task::Authority, wire::code};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -54,8 +51,8 @@ const ATTACH_RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// How long to wait when the machine is short of files, memory or processes.
 const SHORTAGE_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-const LOST: &str =
-    "interrupted: the command was lost while it ran (its machine was restarted, its processes were killed, or its files were removed)";
+/// How often a supervisor is told that its node has its lease.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct CommandTool {
     pub(super) definition: Definition,
@@ -130,6 +127,10 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
     }
     loop {
         let dir = command_run.commands.job_dir(command_run.run.id(), checkpoint.job_number);
+        if command_run.was_elsewhere(&dir) {
+            checkpoint = command_run.restart_elsewhere(command.as_deref(), &checkpoint).await?;
+            continue;
+        }
         let prepared = command_run.prepare(command.as_deref(), &dir, &checkpoint).await;
         let opened = match prepared {
             Ok(job) => JournalImporter::new(&command_run, &dir, &job, &checkpoint).await.map(|importer| (job, importer)),
@@ -139,7 +140,7 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
             Ok(opened) => opened,
             Err(error) => {
                 // The command may run all the same.
-                if dir.exists() {
+                if dir.exists() && !command_run.run.is_abandoned() {
                     command_run.stop_and_clean_up(dir);
                 }
                 return Err(error);
@@ -170,6 +171,8 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
                     }
                 };
             }
+            // The next attempt goes on with the command, if it begins on this machine. Else the supervisor ends it.
+            Err(error) if command_run.run.is_abandoned() => return Err(error),
             Err(error) => {
                 let short = importer.output_limit_result().await;
                 command_run.stop_and_clean_up(dir);
@@ -268,6 +271,7 @@ impl CommandRun {
             journal_bytes: definition.journal_bytes,
             disk_reserve_bytes: limits.disk_reserve_bytes,
             block_bytes: limits.block_bytes,
+            orphan_after_ms: self.run.engine().orphan_after().map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };
@@ -315,6 +319,7 @@ impl CommandRun {
             let mut open: Vec<messages::OpenQuestion> = Vec::new();
             // The supervisor may have waited for space since before it lost the server that had imported this.
             self.tell(&ToSupervisor::Consumed(importer.reported_offset())).await;
+            self.tell_lease(job).await;
             loop {
                 let more = match importer.import().await? {
                     importer::ImportStep::Ended(ended) => return Ok(JobOutcome::Ended(ended)),
@@ -334,6 +339,7 @@ impl CommandRun {
                     () = self.run.stopped() => return Err(ToolError::stopped()),
                     Some(answer) = questions.next() => if let Some(answer) = answer { self.tell(&answer).await },
                     () = importer.report_status_when_due() => {}
+                    () = heartbeat(&self.run, job) => self.tell_lease(job).await,
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
                         // A supervisor reports this only when there is a journal.
@@ -374,6 +380,13 @@ impl CommandRun {
     async fn tell(&mut self, what: &ToSupervisor) {
         if let Some(out) = &mut self.supervisor {
             let _ = out.write_all(&messages::line(what)).await;
+        }
+    }
+
+    /// Tells the supervisor that this node has its lease, if it has it and the supervisor wants to know.
+    async fn tell_lease(&mut self, job: &Job) {
+        if job.orphan_after_ms.is_some() && self.run.engine().has_lease() {
+            self.tell(&ToSupervisor::Lease {}).await;
         }
     }
 
@@ -449,37 +462,6 @@ impl CommandRun {
         }
     }
 
-    /// Starts a lost command again, if the tool allows it.
-    async fn restart_lost_command(&mut self, dir: &Path, job: &Job, last: &JournalCheckpoint) -> Result<JournalCheckpoint, ToolError> {
-        let settings = &job.settings;
-        let lost = |why: String| internal(format!("{LOST}, and {why}"));
-        let why = match settings.on_interrupt {
-            OnInterrupt::Retry if last.job_number < settings.attempts_max => None,
-            OnInterrupt::Retry => Some(format!("it was already started {} times", last.job_number)),
-            OnInterrupt::Fail | OnInterrupt::Resume => Some("the tool is not marked as safe to run again (`on_interrupt`)".to_owned()),
-        };
-        if let Some(why) = why {
-            return Err(lost(why));
-        }
-        if !matches!(self.run.promote().await.map_err(from_engine)?, Phase::Task(_)) {
-            return Err(ToolError::stopped());
-        }
-        // Some of its output may still be on the way into the log; the next job's first chunk comes after it.
-        self.ctx.flush().await?;
-        let seq = self.run.engine().chunk_range(self.run.id()).await.map_err(from_engine)?.end;
-        let next = JournalCheckpoint::start(last.job_number + 1, seq.0);
-        let next_dir = self.commands.job_dir(self.run.id(), next.job_number);
-        let stdin = job.stdin.then(|| fs::read_to_string(dir.join(STDIN))).transpose().map_err(|error| files_unusable(dir, &error))?;
-        let again = Job { number: next.job_number, ..job.clone() };
-        write_job(&next_dir, &again, stdin.as_deref()).map_err(|error| files_unusable(&next_dir, &error))?;
-        // No process of the lost job may run when the next one starts.
-        sweep::kill_orphans(dir.to_owned()).await;
-        self.ctx.checkpoint(&next).await?;
-        sweep::remove_job(dir.to_owned(), Leftovers::Kill).await;
-        self.ctx.status(format!("the command was lost and is run again ({} of {})", next.job_number, settings.attempts_max)).await?;
-        Ok(next)
-    }
-
     /// Stops the command and removes its files, in the background.
     fn stop_and_clean_up(&mut self, dir: PathBuf) {
         self.supervisor = None;
@@ -494,6 +476,14 @@ impl CommandRun {
         if let Some(active) = self.active.take() {
             tokio::spawn(sweep::remove_when_durable(self.run.clone(), dir, leftovers, active));
         }
+    }
+}
+
+/// Waits until the supervisor of a job is to be told again that its node has its lease.
+async fn heartbeat(run: &Run, job: &Job) {
+    match job.orphan_after_ms {
+        Some(_) => run.engine().clock().sleep(HEARTBEAT_INTERVAL).await,
+        None => std::future::pending().await,
     }
 }
 

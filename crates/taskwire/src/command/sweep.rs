@@ -54,6 +54,11 @@ fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
     Ok(all)
 }
 
+/// Whether the files of a command of this task are on this machine.
+pub(super) fn has_job(commands: &Commands, task: TaskId) -> bool {
+    job_dirs(commands).is_ok_and(|all| all.iter().any(|job| job.id == task))
+}
+
 /// Reserves a slot for each command that runs already, then sweeps from time to time.
 pub(super) async fn begin(commands: &Commands, engine: &Engine) {
     match job_dirs(commands) {
@@ -88,9 +93,14 @@ async fn sweep(commands: &Commands, engine: &Engine) {
         if lock(&commands.0.active).contains(&id) {
             continue;
         }
-        match engine.any_task(id).await {
-            Ok(Some(task)) if task.ended.is_none() => {}
-            Ok(_) => {
+        let read = match engine.any_task(id).await {
+            // Another node has started its command anew, and knew that this one was over.
+            Ok(Some(task)) if task.ended.is_none() => engine.is_other_node(task.epoch).await.map(|is_other| !is_other),
+            read => read.map(|_| false),
+        };
+        match read {
+            Ok(true) => {}
+            Ok(false) => {
                 let active = commands.activate(id);
                 tokio::spawn(clean_up_job(commands.clone(), engine.clock().clone(), dir, active));
             }

@@ -44,9 +44,9 @@ impl Engine {
     /// A call of this node waits for a task from now on, where nodes share the store. See [`Command::Join`].
     pub(crate) async fn join(&self, task: &Task, shared: bool) -> Result<Arc<Task>, Error> {
         let mut gone = Vec::new();
-        for epoch in &task.awaited_by {
-            if *epoch != self.epoch() && !self.is_other_node(*epoch).await? {
-                gone.push(*epoch);
+        for epoch in task.awaited_by() {
+            if epoch != self.epoch() && !self.is_other_node(epoch).await? {
+                gone.push(epoch);
             }
         }
         let command = Command::Join { epoch: self.epoch(), gone, shared };
@@ -66,9 +66,9 @@ impl Engine {
             if task.ended.is_some() {
                 return;
             }
-            for epoch in &task.awaited_by {
+            for epoch in task.awaited_by() {
                 // Where the store is away for a moment, that node counts as one whose calls still wait.
-                if *epoch == engine.epoch() || membership.is_alive(*epoch).await.unwrap_or(true) {
+                if epoch == engine.epoch() || membership.is_alive(epoch).await.unwrap_or(true) {
                     return;
                 }
             }

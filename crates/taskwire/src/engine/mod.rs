@@ -59,8 +59,26 @@ use crate::{
 /// What a node has between two leases: no task of this epoch is run by anybody, and what names it is taken over at once.
 const NO_EPOCH: Epoch = Epoch(0);
 
+/// Whether a process can go on with a task that another one left, where nodes share the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Takeover {
+    /// It can.
+    Now,
+    /// It can when the work has ended that may go on beside the other process: `orphan_after` later.
+    WhenOrphaned,
+    /// It does not have the tool.
+    Never,
+}
+
 /// What the engine runs: it does the work of a run and returns how that ended.
 pub trait Work: Send + Sync + 'static {
+    /// Whether this process can go on with a task that another one left.
+    fn can_take(&self, task: &Task) -> Takeover {
+        let _ = task;
+        Takeover::Now
+    }
+
     /// Does the work of `run`. It may be dropped at any await point once the run is stopped.
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd>;
 }
@@ -78,6 +96,9 @@ pub struct Config {
     pub queue_len: usize,
     /// Bytes of recently changed tasks to keep in memory.
     pub cache_bytes: usize,
+    /// Where nodes share the store: how long a command goes on whose server is gone. After that it ends, and another node may take its task.
+    /// All nodes must have the same.
+    pub orphan_after: Duration,
 }
 
 impl Default for Config {
@@ -88,6 +109,7 @@ impl Default for Config {
             coalesce: Coalesce::default(),
             queue_len: 4_096,
             cache_bytes: 128 * 1024 * 1024,
+            orphan_after: Duration::from_secs(30),
         }
     }
 }
@@ -263,6 +285,16 @@ impl Engine {
     /// Whether callers must try again later: the store cannot be reached, or this node has no lease just now.
     fn is_away(&self) -> bool {
         self.0.away.load(Ordering::Acquire) || self.epoch() == NO_EPOCH
+    }
+
+    /// Whether no other node takes what this one runs.
+    pub(crate) fn has_lease(&self) -> bool {
+        self.0.cluster.as_ref().is_none_or(cluster::Membership::has_lease)
+    }
+
+    /// How long a command goes on whose server is gone, where another node may start it anew.
+    pub(crate) fn orphan_after(&self) -> Option<Duration> {
+        self.is_shared().then_some(self.0.config.orphan_after)
     }
 
     /// Whether this node runs tasks of this epoch.
@@ -495,7 +527,7 @@ impl Engine {
             if let Err(error) = run::run_attempt(&engine, id, attempt).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
                 let failed = Outcome::Failed(RpcError::internal_error(format!("the task could not be run: {error}")));
-                if engine.submit(id, Authority::Attempt(attempt), Command::finish(failed)).await.is_err() {
+                if Box::pin(engine.submit(id, Authority::Attempt(attempt), Command::finish(failed))).await.is_err() {
                     engine.0.runs.unregister(id);
                 }
             }

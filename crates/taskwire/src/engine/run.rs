@@ -161,6 +161,11 @@ impl Run {
         self.stop.is_stopped()
     }
 
+    /// Whether it must stop because another attempt may run: its task goes on without it.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.stop.is_abandoned()
+    }
+
     /// Waits until the work must stop.
     pub async fn stopped(&self) {
         self.stop.wait().await;
@@ -417,7 +422,7 @@ pub(super) async fn execute(run: Arc<Run>) {
         error = run.timed_out() => {
             // The caller gets the error now; the tool gets its grace period to stop.
             run.promote_if_written().await;
-            run.finish(RunEnd::Outcome(Outcome::Failed(error))).await;
+            Box::pin(run.finish(RunEnd::Outcome(Outcome::Failed(error)))).await;
             run.stop();
             tokio::select! {
                 _ = ended => {}
@@ -438,7 +443,8 @@ pub(super) async fn execute(run: Arc<Run>) {
     if matches!(&end, RunEnd::Outcome(Outcome::Failed(error)) if error.code == code::INTERNAL_ERROR || run.spec.output_is_result) {
         run.promote_if_written().await;
     }
-    run.finish(end).await;
+    // Its memory is not kept while the work runs.
+    Box::pin(run.finish(end)).await;
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -447,12 +453,21 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 
 /// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
 pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
-    let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(()) };
+    // In memory of its own, which what runs for long does not keep.
+    if let Some(run) = Box::pin(prepare_attempt(engine, id, attempt)).await? {
+        execute(run).await;
+    }
+    Ok(())
+}
+
+/// What an attempt of a stored task begins with; none if it is not wanted any more.
+async fn prepare_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<Option<Arc<Run>>, Error> {
+    let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(None) };
     let task = engine.read_when_back(|| engine.any_task(id)).await?.ok_or(Reject::NotFound)?;
     // Another node may have ended it, or taken it, before this run began.
     if engine.is_shared() && (wants(&task).attempt != Some(attempt) || !engine.runs_epoch(task.epoch)) {
         engine.0.runs.stop_unwanted(engine, &task);
-        return Ok(());
+        return Ok(None);
     }
     let created = match engine.0.recent.created(id) {
         Some(created) => Some(created),
@@ -468,7 +483,7 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
             _ => return Err(crate::store::Error::corrupt_task(id, "its checkpoint is missing").into()),
         },
     };
-    let run = Run {
+    let run = Arc::new(Run {
         id,
         engine: engine.clone(),
         spec: task.spec.clone(),
@@ -487,15 +502,11 @@ pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -
         notes: engine.note_senders().remove(&id),
         guard: std::sync::Mutex::default(),
         repeated_blocks: AtomicUsize::new(0),
-    };
+    });
     // All this took a while: the attempt may not be wanted any more, and the node may have been stopped.
     while !run.is_stopped() && engine.0.cluster.as_ref().is_some_and(|membership| !membership.has_lease()) {
         // If the lease is renewed, nobody has taken the task. If it is lost, the attempt is stopped.
         engine.0.clock.sleep(LEASE_DELAY).await;
     }
-    if run.is_stopped() {
-        return Ok(());
-    }
-    execute(Arc::new(run)).await;
-    Ok(())
+    Ok(Some(run).filter(|run| !run.is_stopped()))
 }

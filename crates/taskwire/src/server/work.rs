@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use taskwire_core::task::{Outcome, RpcError};
+use taskwire_core::task::{OnInterrupt, Outcome, RpcError, Task};
 
 use crate::{
-    engine::{Continuation, Phase, Run, RunEnd, Work},
+    engine::{Continuation, Phase, Run, RunEnd, Takeover, Work},
     tool::{Ctx, InputRequired, Provider, ReadyTool, ToolError, ToolErrorKind},
 };
 
@@ -28,6 +28,16 @@ impl ToolWork {
 }
 
 impl Work for ToolWork {
+    fn can_take(&self, task: &Task) -> Takeover {
+        let is_offered = || self.provider.tool(&task.spec.tool).is_some();
+        match task.spec.on_interrupt {
+            OnInterrupt::Resume if self.provider.has_work_of(task.id) => Takeover::Now,
+            OnInterrupt::Resume if is_offered() => Takeover::WhenOrphaned,
+            OnInterrupt::Retry if is_offered() => Takeover::Now,
+            _ => Takeover::Never,
+        }
+    }
+
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
         let Some(tool) = self.tool(&run.spec().tool) else {
             let error = RpcError::internal_error(format!("the tool `{}` is no longer there", run.spec().tool));

@@ -15,15 +15,18 @@ use super::{
 use crate::owned_files::{self, FileKind};
 
 const LOCK: &str = "lock";
+/// The epoch of the node that used the directory last, where nodes share a store.
+pub(super) const EPOCH: &str = "node-epoch";
 
 /// What a data directory can contain, whoever put it there; anything else is not touched.
-const CONTENTS: [(&str, FileKind); 9] = [
+const CONTENTS: [(&str, FileKind); 10] = [
     (LOCK, FileKind::File),
     (DB, FileKind::File),
     (WAL, FileKind::File),
     (SHM, FileKind::File),
     ("tasks.db-journal", FileKind::File),
     (END_FILE, FileKind::File),
+    (EPOCH, FileKind::File),
     ("spool", FileKind::Directory),
     ("control", FileKind::Socket),
     ("join", FileKind::Socket),
@@ -52,6 +55,16 @@ fn secure_data_dir(dir: &Path) -> Result<(), Error> {
         tracing::warn!(dir = %dir.display(), mode = %format_args!("{:04o}", mode & 0o777), "other users could look into the data directory: {now}");
     }
     Ok(())
+}
+
+/// Opens a data directory for a process whose tasks are elsewhere: it has the files of commands alone.
+pub(super) fn open_without_tasks(shown: &Path) -> Result<(PathBuf, DirLock), Error> {
+    let (dir, lock, _) = open(shown)?;
+    if dir.join(DB).exists() {
+        // Its commands would be ended as those of no task.
+        return Err(Error::HasTasks { path: shown.display().to_string() });
+    }
+    Ok((dir, lock))
 }
 
 /// Opens a data directory for this process alone, making it if there is none. Returns where it is, its lock, and the identity of that.

@@ -21,8 +21,8 @@ pub enum Error {
         /// Who has it, as the lock file says.
         holder: String,
     },
-    /// Tasks are to be kept in memory, and the directory has some.
-    #[error("{path} has tasks that are kept: choose another directory for a server that keeps its tasks in memory")]
+    /// Tasks are to be kept elsewhere, and the directory has some.
+    #[error("{path} has tasks that are kept: choose another directory for a server that keeps its tasks elsewhere (`--store`)")]
     HasTasks {
         /// The data directory.
         path: String,
@@ -67,6 +67,14 @@ pub enum Error {
     /// The database failed.
     #[error("the database failed: {0}")]
     Database(#[source] DatabaseError),
+    /// PostgreSQL failed.
+    #[cfg(feature = "postgres")]
+    #[error("the database failed: {0}")]
+    Postgres(#[source] super::PostgresError),
+    /// A database that nodes share cannot be used as it is. The text says why, and what to do.
+    #[cfg(feature = "postgres")]
+    #[error("{0}")]
+    Unusable(String),
     /// The store cannot be reached for a while.
     #[error("the store cannot be reached: {reason}")]
     Away {

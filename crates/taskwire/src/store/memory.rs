@@ -18,14 +18,15 @@ use tokio::sync::Notify;
 
 use super::{
     CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, NodeInfo, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange,
-    Store, StoredEvent, TaskWrite, UnmergedPage, Usage, Written, at_once,
+    Store, StoredEvent, StrandedTask, TaskWrite, UnmergedPage, Usage, Written, at_once,
     data_dir::{self, DirLock},
-    files::DB,
 };
 use crate::clock::{Clock, SystemClock, random_bytes};
 
 /// How long a lease lasts.
 const LEASE: Duration = Duration::from_secs(6);
+/// For how long it is remembered when a node went.
+const GONE_REMEMBERED: Duration = Duration::from_secs(3600);
 /// How many announcements wait for a node; more become one that says nothing in particular.
 const CHANGES_MAX: usize = 256;
 
@@ -71,12 +72,7 @@ impl Memory {
     /// # Errors
     /// When another process has the directory, when it is not this user's alone, or when it has tasks already.
     pub fn open_in(&self, dir: impl AsRef<Path>) -> Result<MemoryStore, Error> {
-        let shown = dir.as_ref();
-        let (dir, lock, _) = data_dir::open(shown)?;
-        if dir.join(DB).exists() {
-            // Its commands would be ended as those of no task.
-            return Err(Error::HasTasks { path: shown.display().to_string() });
-        }
+        let (_, lock) = data_dir::open_without_tasks(dir.as_ref())?;
         Ok(MemoryStore { _lock: Some(lock), ..self.open() })
     }
 
@@ -119,6 +115,8 @@ struct State {
     sessions: BTreeMap<SessionId, Session>,
     outboxes: BTreeMap<SessionId, VecDeque<OutboxItem>>,
     nodes: BTreeMap<Epoch, NodeState>,
+    /// When the leases of nodes ended that are gone.
+    gone: BTreeMap<Epoch, Timestamp>,
 }
 
 struct NodeState {
@@ -193,7 +191,7 @@ impl State {
             self.open.remove(&id);
             self.release_dedupe(&write.task);
         }
-        self.set_same_call(&write.task, write.task.ended.is_none() || write.task.left_at.is_some());
+        self.set_same_call(&write.task, write.task.ended.is_none() || write.task.left_at().is_some());
         if let Some(due) = wants(&write.task).due {
             self.due.insert((due, id));
         }
@@ -481,8 +479,8 @@ impl Node {
 }
 
 impl Cluster for Node {
-    fn first_lease(&self) -> Lease {
-        Lease { now: self.opened_at, lasts: LEASE }
+    fn first_lease(&self) -> (Lease, Duration) {
+        (Lease { now: self.opened_at, lasts: LEASE }, self.memory.0.clock.now().since(self.opened_at))
     }
 
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
@@ -501,7 +499,11 @@ impl Cluster for Node {
     }
 
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
-        self.memory.lock().nodes.remove(&epoch);
+        let now = self.memory.0.clock.now();
+        let mut state = self.memory.lock();
+        if state.nodes.remove(&epoch).is_some() {
+            state.gone.insert(epoch, now);
+        }
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -510,12 +512,19 @@ impl Cluster for Node {
         Box::pin(std::future::ready(Ok(is_alive)))
     }
 
-    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>> {
+    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
         let now = self.memory.0.clock.now();
         let mut state = self.memory.lock();
-        state.nodes.retain(|_, node| node.expires > now);
-        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.id, stored.task.epoch));
-        let stranded = open.filter(|(_, epoch)| !state.nodes.contains_key(epoch)).take(limit).collect();
+        if judge {
+            let State { nodes, gone, .. } = &mut *state;
+            gone.retain(|_, since| now.since(*since) < GONE_REMEMBERED);
+            gone.extend(nodes.extract_if(.., |_, node| node.expires <= now).map(|(epoch, node)| (epoch, node.expires)));
+        }
+        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.epoch, stored.task.id));
+        let stranded: BTreeSet<_> =
+            open.filter(|task| !state.nodes.contains_key(&task.0) && after.is_none_or(|after| *task > after)).collect();
+        let gone_for = |epoch: Epoch| state.gone.get(&epoch).map_or(Duration::MAX, |since| now.since(*since));
+        let stranded = stranded.into_iter().take(limit).map(|(epoch, id)| StrandedTask { id, epoch, gone_for: gone_for(epoch) }).collect();
         Box::pin(std::future::ready(Ok(stranded)))
     }
 

@@ -11,6 +11,8 @@ mod error;
 mod files;
 mod memory;
 mod page;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod reader;
 mod session;
 mod sqlite;
@@ -33,6 +35,8 @@ pub use error::{DatabaseError, Error, ErrorKind};
 pub use memory::{Memory, MemoryStore};
 pub use page::{Cursor, LogItem, Page};
 pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresConfig, PostgresError, PostgresStore};
 pub(crate) use reader::at_once;
 pub use reader::{Read, Reader};
 pub use session::{OutboxItem, Session, SessionChange};
@@ -192,6 +196,17 @@ pub struct NodeInfo {
     pub open_tasks: u64,
 }
 
+/// A task that has not ended, and whose node is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StrandedTask {
+    /// The task.
+    pub id: TaskId,
+    /// The epoch of that node.
+    pub epoch: Epoch,
+    /// Since when that node has no lease; `Duration::MAX` if nobody knows any more.
+    pub gone_for: Duration,
+}
+
 /// What other nodes changed. It is a hint: it may be lost, late or repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changes {
@@ -203,8 +218,8 @@ pub enum Changes {
 
 /// A store that several nodes share: who is alive, and what the others change.
 pub trait Cluster: Send + Sync + 'static {
-    /// The lease that began when the store was opened.
-    fn first_lease(&self) -> Lease;
+    /// The lease that began when the store was opened, and how long ago that was.
+    fn first_lease(&self) -> (Lease, Duration);
 
     /// Renews the lease of this node, also one that has expired; none if another node has declared this one dead.
     fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
@@ -218,9 +233,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// Whether the node of this epoch has not been declared dead.
     fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>>;
 
-    /// Declares nodes dead whose lease has expired. Returns tasks that have not ended and whose node is dead, with the epoch of that node, at
-    /// most `limit`.
-    fn stranded_tasks(&self, limit: usize) -> BoxFuture<'_, Result<Vec<(TaskId, Epoch)>, Error>>;
+    /// Tasks that have not ended and whose node is gone, ordered by epoch and id, after `after`, at most `limit`. If it is to `judge`, it
+    /// first declares the nodes dead whose lease has expired.
+    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>>;
 
     /// The versions of these tasks, in their order; none for one that is not there.
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>>;

@@ -39,8 +39,8 @@ use lab::*;
 
 /// Makes every promise a test of one backend.
 macro_rules! suite {
-    ($backend:ident, $open:expr) => {
-        suite! { $backend, $open;
+    ($backend:ident, $open:expr $(, $attribute:meta)?) => {
+        suite! { $backend, $open $(, $attribute)?;
             a_created_task_is_read_back_byte_for_byte
             every_kind_of_event_survives_a_reopening
             all_that_was_committed_and_nothing_else_survives_a_crash
@@ -64,18 +64,25 @@ macro_rules! suite {
             what_each_caller_has_is_added_up
         }
     };
-    ($backend:ident, $open:expr; $($promise:ident)+) => {
+    ($backend:ident, $open:expr, $attribute:meta; $($promise:ident)+) => {
         mod $backend {
             use super::*;
             $(
                 #[test]
+                #[$attribute]
                 fn $promise() {
                     super::$promise(Lab::new($open));
                 }
             )+
         }
     };
+    ($backend:ident, $open:expr; $($promise:ident)+) => {
+        suite! { $backend, $open, cfg(test); $($promise)+ }
+    };
 }
+
+#[cfg(feature = "postgres")]
+mod on_postgres;
 
 suite!(sqlite, open_sqlite);
 
@@ -208,7 +215,8 @@ impl Dice {
 }
 
 fn all_that_was_committed_and_nothing_else_survives_a_crash<S: Store>(lab: Lab<S>) {
-    for seed in 0..200 {
+    // Each seed opens it many times, which takes a database longer.
+    for seed in 0..if lab.is_shared() { 10 } else { 200 } {
         println!("seed {seed}");
         let (mut lab, mut dice) = (Lab::new(lab.open), Dice(seed));
         let mut tasks = [1, 2, 3].map(Driver::new);

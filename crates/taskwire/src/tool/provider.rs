@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde_json::Value;
+use taskwire_core::TaskId;
 use tokio::sync::watch;
 
 use super::{Prompt, Resource, ResourceTemplate, ToolError, definition::CheckedTool};
@@ -55,6 +56,12 @@ pub trait Provider: Send + Sync + 'static {
     fn retired_tool(&self, name: &str) -> Option<Arc<ReadyTool>> {
         let _ = name;
         None
+    }
+
+    /// Whether work of this task goes on beside this process, so that this process can go on with it: a command that runs on this machine.
+    fn has_work_of(&self, task: TaskId) -> bool {
+        let _ = task;
+        false
     }
 
     /// All prompts.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use futures_util::future::BoxFuture;
+use taskwire_core::TaskId;
 use tokio::sync::watch;
 
 use super::{
@@ -22,7 +23,11 @@ struct Lists {
     templates: Vec<ResourceTemplate>,
     completer: Option<Completer>,
     retired_tool: Option<Arc<ReadyTool>>,
+    local_work: Option<LocalWork>,
 }
+
+/// Whether work of a task goes on on this machine.
+type LocalWork = Arc<dyn Fn(TaskId) -> bool + Send + Sync>;
 
 /// A provider that is filled by code. It may change while it is served; listeners are notified.
 #[derive(Clone, Default)]
@@ -98,6 +103,11 @@ impl Registry {
         Ok(self)
     }
 
+    /// See [`Provider::has_work_of`].
+    pub(crate) fn set_local_work(&self, is_here: impl Fn(TaskId) -> bool + Send + Sync + 'static) {
+        self.write().local_work = Some(Arc::new(is_here));
+    }
+
     /// Adds a prompt, or replaces the one of the same name.
     pub fn prompt(&self, prompt: Prompt) -> &Self {
         {
@@ -162,6 +172,11 @@ impl Provider for Registry {
 
     fn retired_tool(&self, _name: &str) -> Option<Arc<ReadyTool>> {
         self.read().retired_tool.clone()
+    }
+
+    fn has_work_of(&self, task: TaskId) -> bool {
+        let local_work = self.read().local_work.clone();
+        local_work.is_some_and(|is_here| is_here(task))
     }
 
     fn prompts(&self) -> Vec<Prompt> {

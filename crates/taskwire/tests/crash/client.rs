@@ -128,6 +128,10 @@ async fn read_body(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     while buffer.len() < end + length {
         read_more(stream, &mut buffer).await?;
     }
+    if head.starts_with("http/1.1 503 ") && head.contains("\r\nretry-after: ") {
+        // A node that cannot reach its database, or lost its lease: the client may try again.
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
     assert!(head.starts_with("http/1.1 200 "), "the server refuses to serve: {}", String::from_utf8_lossy(&buffer));
     assert_eq!(buffer.len(), end + length, "more than one response: {}", String::from_utf8_lossy(&buffer));
     Ok(buffer.split_off(end))

@@ -7,6 +7,7 @@
 
 mod body;
 mod client;
+mod cluster;
 mod dice;
 mod fill;
 mod legacy;
@@ -31,6 +32,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use taskwire::store::SqliteStore;
 use tokio::{
     sync::Mutex,
     task::JoinHandle,
@@ -75,7 +77,7 @@ async fn nothing_acknowledged_is_lost_however_often_the_server_is_killed() {
     server.kill();
 
     let tasks = model.all();
-    stored::check(&server_files.data(), &tasks);
+    stored::check(&SqliteStore::open(server_files.data()).expect("the store opens after the last kill"), &tasks);
     check_recorded_calls(&recorded_calls(&server_files), &tasks);
     let counts = model.counts();
     eprintln!(

@@ -18,11 +18,18 @@ use crate::{dice::Dice, testing::TempDir};
 pub(crate) struct ServerFiles {
     pub(crate) port: u16,
     dir: TempDir,
+    /// The database that it shares with others, and the record that all of them write.
+    shared: Option<(String, PathBuf)>,
 }
 
 impl ServerFiles {
     pub(crate) fn new(dice: &mut Dice) -> Self {
-        Self { port: free_port(dice), dir: TempDir::new() }
+        Self { port: free_port(dice), dir: TempDir::new(), shared: None }
+    }
+
+    /// One of several that share a database.
+    pub(crate) fn sharing(dice: &mut Dice, store: &str, record: PathBuf) -> Self {
+        Self { shared: Some((store.to_owned(), record)), ..Self::new(dice) }
     }
 
     pub(crate) fn data(&self) -> PathBuf {
@@ -30,7 +37,7 @@ impl ServerFiles {
     }
 
     pub(crate) fn record_path(&self) -> PathBuf {
-        self.dir.path().join("journal")
+        self.shared.as_ref().map_or_else(|| self.dir.path().join("journal"), |(_, record)| record.clone())
     }
 
     /// Starts the server; it does not accept connections yet.
@@ -38,6 +45,9 @@ impl ServerFiles {
         let mut command = Command::new(binary());
         command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
         command.arg("--data").arg(self.data()).arg("--journal").arg(self.record_path());
+        if let Some((store, _)) = &self.shared {
+            command.arg("--store").arg(store);
+        }
         Server { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts") }
     }
 }

@@ -1,10 +1,7 @@
 //! What the killed server left on disk, read without it: each acknowledged task's log, whole and sealed.
 
-use std::path::Path;
-
-use futures_util::FutureExt;
 use serde_json::Value;
-use taskwire::store::{Chunk, Reader, SqliteStore, Store, StoredEvent};
+use taskwire::store::{self, Chunk, Read, Reader, Store, StoredEvent};
 use taskwire_core::{
     Seq, TaskId, Timestamp, Version,
     task::{Event, Task, create, evolve},
@@ -18,9 +15,13 @@ const STEPS: u64 = 20;
 const PAGE_EVENTS: usize = 8;
 const PAGE_BYTES: usize = 256;
 
+/// What was read, on whichever store.
+fn wait<T>(read: Read<'_, T>) -> Result<T, store::Error> {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(read))
+}
+
 /// Checks every acknowledged task in the store.
-pub(crate) fn check(data: &Path, tasks: &[(String, Facts)]) {
-    let store = SqliteStore::open(data).expect("the store opens after the last kill");
+pub(crate) fn check(store: &impl Store, tasks: &[(String, Facts)]) {
     let reader = store.reader();
     for (id, facts) in tasks {
         check_task(&*reader, id.parse().expect("an id"), facts.call.kind);
@@ -37,8 +38,7 @@ fn check_task(reader: &dyn Reader, id: TaskId, kind: Kind) {
     if kind == Kind::Steps {
         check_steps(id, &chunks, interruptions);
     }
-    let stored =
-        reader.task(id).now_or_never().expect("at once").expect("readable").unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
+    let stored = wait(reader.task(id)).expect("readable").unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
     assert_eq!(fold(id, &events, &chunks), *stored, "the log of {id} makes another task than the stored one");
 }
 
@@ -46,7 +46,7 @@ fn events(reader: &dyn Reader, id: TaskId) -> Vec<StoredEvent> {
     let mut events: Vec<StoredEvent> = Vec::new();
     loop {
         let after = events.last().map_or(Version(0), |last| last.version);
-        let page = reader.events(id, after, PAGE_EVENTS).now_or_never().expect("at once").expect("events can be read");
+        let page = wait(reader.events(id, after, PAGE_EVENTS)).expect("events can be read");
         if page.is_empty() {
             return events;
         }
@@ -58,7 +58,7 @@ fn chunks(reader: &dyn Reader, id: TaskId) -> Vec<Chunk> {
     let mut chunks: Vec<Chunk> = Vec::new();
     loop {
         let from = chunks.last().map_or(Seq(0), |last| last.seq.next());
-        let page = reader.chunks(id, from, PAGE_BYTES, usize::MAX).now_or_never().expect("at once").expect("chunks can be read");
+        let page = wait(reader.chunks(id, from, PAGE_BYTES, usize::MAX)).expect("chunks can be read");
         if page.is_empty() {
             return chunks;
         }

@@ -750,11 +750,12 @@ async fn who_comes_back_to_a_stream_after_the_hold_gets_the_result_or_is_told_ho
         with_timeout("the tool", gate.started.wait()).await;
         fixture.pass(SECOND).await;
         call.has_event_id().await;
+        let id = fixture.until_open(1).await[0];
         call.lose();
         fixture.pass(HOLD * 2).await;
         if over {
             gate.go.send();
-            fixture.until_open(0).await;
+            fixture.until(id, Status::Completed).await;
         }
         let legacy = caller.legacy.as_ref().expect("a session");
         let mut back = caller.resume(&call).await;

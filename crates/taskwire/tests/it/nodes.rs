@@ -7,9 +7,10 @@ use taskwire::{
     clock::SystemClock,
     core::{SessionId, task::Status},
     server::Config,
-    store::Memory,
+    store::{Memory, PostgresConfig, PostgresStore},
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
 };
+use taskwire_testkit::Installation;
 
 use crate::{
     kit::{TempDir, TestServer, with_timeout, without_disk_reserve},
@@ -33,19 +34,72 @@ fn tools() -> Registry {
     tools
 }
 
-/// Two nodes that share a store.
-async fn nodes() -> [TestServer; 2] {
-    let memory = Memory::default();
-    let node = async |name| {
-        let config = without_disk_reserve(Config::default());
-        TestServer::start_on(Arc::new(TempDir::new()), memory.open_node(name), tools(), config, Arc::new(SystemClock)).await
+/// A store that nodes share, with what it runs on.
+pub(crate) enum SharedStore {
+    Memory(Memory),
+    Postgres(Box<taskwire_testkit::Server>),
+}
+
+impl SharedStore {
+    pub(crate) fn postgres() -> Self {
+        let installation = Installation::find(18).unwrap_or_else(|missing| panic!("{missing}"));
+        Self::Postgres(Box::new(taskwire_testkit::Server::start_fast(&installation)))
+    }
+
+    /// A node of this name.
+    pub(crate) async fn node(&self, name: &str, tools: Registry, config: Config) -> TestServer {
+        let (dir, config) = (Arc::new(TempDir::new()), without_disk_reserve(config));
+        match self {
+            Self::Memory(memory) => TestServer::start_on(dir, memory.open_node(name), tools, config, Arc::new(SystemClock)).await,
+            Self::Postgres(server) => {
+                let opened = PostgresStore::open(PostgresConfig::new(server.url(), name)).await;
+                TestServer::start_on(dir, opened.expect("a store"), tools, config, Arc::new(SystemClock)).await
+            }
+        }
+    }
+}
+
+/// Makes each of these a test on every store that nodes can share.
+macro_rules! on_each_store {
+    ($($test:ident)+) => {
+        mod memory {
+            use crate::nodes::SharedStore;
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test(&SharedStore::Memory(taskwire::store::Memory::default())).await;
+                }
+            )+
+        }
+
+        mod postgres {
+            use crate::nodes::SharedStore;
+            $(
+                #[tokio::test]
+                #[ignore = "needs PostgreSQL"]
+                async fn $test() {
+                    super::$test(&SharedStore::postgres()).await;
+                }
+            )+
+        }
     };
-    [node("here").await, node("there").await]
+}
+
+mod balanced;
+
+on_each_store! {
+    a_question_is_asked_once_whichever_nodes_have_the_streams
+    a_question_is_asked_again_where_it_was_asked_if_another_node_gets_an_answer_that_does_not_fit
+    a_call_is_cancelled_by_whichever_node_hears_of_it
+    a_later_session_stream_on_another_node_goes_on_where_the_first_one_was
+    terms_that_one_node_changes_hold_on_every_other
+    a_session_that_one_node_ends_is_over_on_every_other
+    nodes_have_names_and_tasks_name_the_node_that_runs_them
 }
 
 /// Two nodes, and a session as each of them has it.
-async fn session_on_two_nodes() -> ([TestServer; 2], LegacySession, LegacySession) {
-    let nodes = nodes().await;
+async fn session_on_two_nodes(store: &SharedStore) -> ([TestServer; 2], LegacySession, LegacySession) {
+    let nodes = [store.node("here", tools(), Config::default()).await, store.node("there", tools(), Config::default()).await];
     let here = LegacySession::open(&nodes[0]).await;
     let there = here.at(nodes[1].port);
     (nodes, here, there)
@@ -62,9 +116,8 @@ async fn does_not_fit(session: &LegacySession, question: &Value) {
     assert_eq!(response.status, 400, "{}", response.json());
 }
 
-#[tokio::test]
-async fn a_question_is_asked_once_whichever_nodes_have_the_streams() {
-    let (_nodes, here, there) = session_on_two_nodes().await;
+async fn a_question_is_asked_once_whichever_nodes_have_the_streams(store: &SharedStore) {
+    let (_nodes, here, there) = session_on_two_nodes(store).await;
     let mut session_stream = here.open_session_stream().await;
     let id = there.start("names", json!({})).await;
     let mut result = there.stream("tasks/result", json!({"taskId": id})).await;
@@ -83,9 +136,8 @@ async fn a_question_is_asked_once_whichever_nodes_have_the_streams() {
     assert_eq!(end["result"]["content"][0]["text"], "Ada Lovelace", "{messages:?}");
 }
 
-#[tokio::test]
-async fn a_question_is_asked_again_where_it_was_asked_if_another_node_gets_an_answer_that_does_not_fit() {
-    let (_nodes, here, there) = session_on_two_nodes().await;
+async fn a_question_is_asked_again_where_it_was_asked_if_another_node_gets_an_answer_that_does_not_fit(store: &SharedStore) {
+    let (_nodes, here, there) = session_on_two_nodes(store).await;
     // On the stream of a plain call, and on the session stream.
     let mut call = here.stream("tools/call", json!({"name": "plain_names", "arguments": {}})).await;
     let first = question(&mut call).await;
@@ -106,9 +158,8 @@ async fn a_question_is_asked_again_where_it_was_asked_if_another_node_gets_an_an
     assert_ne!(first["id"], again["id"]);
 }
 
-#[tokio::test]
-async fn a_call_is_cancelled_by_whichever_node_hears_of_it() {
-    let (nodes, here, there) = session_on_two_nodes().await;
+async fn a_call_is_cancelled_by_whichever_node_hears_of_it(store: &SharedStore) {
+    let (nodes, here, there) = session_on_two_nodes(store).await;
     let id = here.next_id();
     let message = here.message(id, "tools/call", json!({"name": "plain_names", "arguments": {}}));
     let mut call = here.stream_message(&message).await;
@@ -120,9 +171,8 @@ async fn a_call_is_cancelled_by_whichever_node_hears_of_it() {
     assert_eq!(task.status(), Status::Cancelled);
 }
 
-#[tokio::test]
-async fn a_later_session_stream_on_another_node_goes_on_where_the_first_one_was() {
-    let (_nodes, here, there) = session_on_two_nodes().await;
+async fn a_later_session_stream_on_another_node_goes_on_where_the_first_one_was(store: &SharedStore) {
+    let (_nodes, here, there) = session_on_two_nodes(store).await;
     let mut first = here.open_session_stream().await;
     let id = here.start("names", json!({})).await;
     let asked = question(&mut first).await;
@@ -145,9 +195,8 @@ async fn a_later_session_stream_on_another_node_goes_on_where_the_first_one_was(
     assert_eq!(end.await["params"]["taskId"], id);
 }
 
-#[tokio::test]
-async fn terms_that_one_node_changes_hold_on_every_other() {
-    let (nodes, here, there) = session_on_two_nodes().await;
+async fn terms_that_one_node_changes_hold_on_every_other(store: &SharedStore) {
+    let (nodes, here, there) = session_on_two_nodes(store).await;
     // Both nodes know the session.
     there.ok("ping", json!({})).await;
     let set = |session: LegacySession, level: &'static str| async move { session.ok("logging/setLevel", json!({"level": level})).await };
@@ -164,18 +213,16 @@ async fn terms_that_one_node_changes_hold_on_every_other() {
     assert_eq!(terms["level"], 1, "{terms}");
 }
 
-#[tokio::test]
-async fn a_session_that_one_node_ends_is_over_on_every_other() {
-    let (_nodes, here, there) = session_on_two_nodes().await;
+async fn a_session_that_one_node_ends_is_over_on_every_other(store: &SharedStore) {
+    let (_nodes, here, there) = session_on_two_nodes(store).await;
     let mut stream = there.open_session_stream().await;
     assert_eq!(here.clone().end().await, 200);
     assert_eq!(there.raw("ping", json!({})).await.status, 404);
     with_timeout("the end of its stream", async { while stream.next().await.is_some() {} }).await;
 }
 
-#[tokio::test]
-async fn nodes_have_names_and_tasks_name_the_node_that_runs_them() {
-    let (nodes, here, _) = session_on_two_nodes().await;
+async fn nodes_have_names_and_tasks_name_the_node_that_runs_them(store: &SharedStore) {
+    let (nodes, here, _) = session_on_two_nodes(store).await;
     let mut stream = here.open_session_stream().await;
     here.start("names", json!({})).await;
     question(&mut stream).await;

@@ -20,6 +20,7 @@ use super::{
     cgroup::{self, Cgroup},
     connections::{AttachedServer, ConnectionEvent, Connections, JobState, Request},
     kill::Processes,
+    node_lease::NodeLease,
     questions::Questions,
     start::{self, StartedCommand},
 };
@@ -63,6 +64,7 @@ pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
     let started = start::start(&dir, &job, mask);
     let mut run = RunningJob {
         questions: Questions::new(job.number),
+        lease: NodeLease::new(&job),
         dir,
         job,
         journal,
@@ -141,6 +143,7 @@ struct RunningJob {
     /// Whether the stop was asked for before the command's own process ended.
     is_stopped: bool,
     questions: Questions,
+    lease: NodeLease,
 }
 
 impl RunningJob {
@@ -156,6 +159,7 @@ impl RunningJob {
             self.retry_unwritten();
             self.reap();
             let now = Instant::now();
+            self.end_if_orphaned(now);
             self.advance(now);
             if matches!(self.phase, JobPhase::Over) {
                 break;
@@ -246,8 +250,9 @@ impl RunningJob {
             JobPhase::Killing { until } => Some(until.min(now + KILL_INTERVAL)),
             JobPhase::Over => Some(now),
         };
+        let orphan = self.lease.next_check(now).filter(|_| matches!(self.phase, JobPhase::Running));
         let write = (!self.unwritten.is_empty() || self.is_disk_short()).then_some(now + WRITE_PAUSE);
-        next.into_iter().chain(write).min()
+        next.into_iter().chain(write).chain(orphan).min()
     }
 
     fn stop(&mut self) {
@@ -262,6 +267,18 @@ impl RunningJob {
             // A SIGTERM to the command and a stop for us come from the same shutdown.
             JobPhase::Running | JobPhase::Draining { .. } => self.is_stopped |= self.is_ended_by_term(),
             JobPhase::Ending { .. } | JobPhase::Killing { .. } | JobPhase::Over => {}
+        }
+    }
+
+    /// Ends the command when no server that has its lease was heard for too long: another node may start it anew.
+    fn end_if_orphaned(&mut self, now: Instant) {
+        if matches!(self.phase, JobPhase::Running)
+            && let Some(time_left) = self.lease.time_left_if_orphaned()
+        {
+            self.stop();
+            if let JobPhase::Ending { until } = &mut self.phase {
+                *until = (*until).min(now + time_left);
+            }
         }
     }
 
@@ -324,6 +341,7 @@ impl RunningJob {
                 }
             }
             ConnectionEvent::Message(ToSupervisor::Stop {}) => self.stop(),
+            ConnectionEvent::Message(ToSupervisor::Lease {}) => self.lease.renew(),
             ConnectionEvent::Message(ToSupervisor::Consumed(bytes)) => self.consumed = self.consumed.max(bytes.min(self.journal.len())),
             ConnectionEvent::Message(ToSupervisor::Answer { key, value }) => {
                 if self.questions.answer(&key, &value) {

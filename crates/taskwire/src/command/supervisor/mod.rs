@@ -6,12 +6,14 @@
 //! says how.
 //!
 //! [`start`] makes the command's process · [`terminal`] what it may write to · [`job_loop`] what happens until its end · [`connections`]
-//! who connects to the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] end all its processes.
+//! who connects to the socket · [`questions`] what the command asks · [`kill`], [`cgroup`] end all its processes · [`node_lease`]
+//! for how long it may go on without a server.
 
 mod cgroup;
 mod connections;
 mod job_loop;
 mod kill;
+mod node_lease;
 mod questions;
 mod start;
 mod terminal;
@@ -94,6 +96,9 @@ pub(crate) struct Job {
     #[serde(default)]
     pub(crate) disk_reserve_bytes: u64,
     pub(crate) block_bytes: u64,
+    /// Where nodes share the store: the command ends when no server that has its lease was heard for so many milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) orphan_after_ms: Option<u64>,
     pub(crate) settings: OutputSettings,
     /// Where `taskwire` is; the last directory of the command's PATH.
     pub(crate) program_dir: Option<PathBuf>,

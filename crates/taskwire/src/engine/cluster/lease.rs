@@ -43,8 +43,9 @@ struct Times {
 }
 
 impl LeaseState {
-    pub(super) fn new(now: Duration, lasts: Duration) -> Self {
-        Self(Mutex::new(Times { until: now + lasts, reached_since: now, lasts }))
+    /// A lease that began some time before `now`.
+    pub(super) fn new(now: Duration, lasts: Duration, began_ago: Duration) -> Self {
+        Self(Mutex::new(Times { until: now + lasts.saturating_sub(began_ago), reached_since: now, lasts }))
     }
 
     fn get(&self) -> Times {

@@ -27,13 +27,13 @@ pub(super) struct Membership {
 
 impl Membership {
     pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>) -> Self {
-        let lease = cluster.first_lease();
-        let store_time = Arc::new(ClusterClock::new(local.clone(), lease.now));
+        let (lease, began_ago) = cluster.first_lease();
+        let store_time = Arc::new(ClusterClock::new(local.clone(), lease.now.after(began_ago)));
         Self {
             cluster,
             clock: store_time.clone(),
             store_time,
-            lease: LeaseState::new(local.monotonic(), lease.lasts),
+            lease: LeaseState::new(local.monotonic(), lease.lasts, began_ago),
             left: AtomicBool::new(false),
         }
     }

@@ -2,14 +2,21 @@
 
 use std::time::Duration;
 
-use taskwire_core::task::{Authority, Command};
+use futures_util::future::join_all;
+use taskwire_core::task::{Authority, Command, OnInterrupt, Task};
 
-use crate::engine::{Engine, Error, NO_EPOCH, WeakEngine, operator_log, recovery::OnRecovered};
+use super::Membership;
+use crate::{
+    engine::{Engine, Error, NO_EPOCH, Takeover, WeakEngine, operator_log, recovery::OnRecovered},
+    store::StrandedTask,
+};
 
 /// How often a node looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Tasks that are taken together.
 const PAGE: usize = 256;
+/// After this time any node takes a task whose tool it does not have: it ends, with an error that says so.
+const WITHOUT_TOOL_AFTER: Duration = Duration::from_secs(60);
 
 /// Looks again and again, until the engine is gone.
 pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
@@ -17,36 +24,53 @@ pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
     loop {
         let Some(engine) = weak.get() else { return };
         let Some(membership) = &engine.0.cluster else { return };
-        let mut more = false;
-        if membership.lease.may_judge_others(membership.clock.monotonic()) {
-            match take_page(&engine, &*seen).await {
-                Ok(taken) => more = taken > 0,
-                Err(error) => tracing::warn!(%error, "tasks of other nodes could not be taken over: trying again"),
-            }
+        if let Err(error) = take_all(&engine, membership, &*seen).await {
+            tracing::warn!(%error, "tasks of other nodes could not be taken over: trying again");
         }
         if std::mem::take(&mut is_first) {
             seen(None).await;
         }
-        let sleep = membership.clock.sleep(if more { Duration::ZERO } else { INTERVAL });
+        let sleep = membership.clock.sleep(INTERVAL);
         drop(engine);
         sleep.await;
     }
 }
 
-/// Takes some tasks, and returns how many that changed.
-async fn take_page(engine: &Engine, seen: &OnRecovered) -> Result<usize, Error> {
-    let Some(membership) = &engine.0.cluster else { return Ok(0) };
+/// Takes what this node can go on with, a page at a time.
+async fn take_all(engine: &Engine, membership: &Membership, seen: &OnRecovered) -> Result<(), Error> {
+    let mut after = None;
+    // Who has left is gone for certain; of others only a node may say so that could reach the store all the time.
+    let mut judge = membership.lease.may_judge_others(membership.clock.monotonic());
+    while membership.has_lease() {
+        let stranded = membership.cluster.stranded_tasks(std::mem::take(&mut judge), after, PAGE).await?;
+        take(engine, &stranded, seen).await;
+        match stranded.last() {
+            Some(last) if stranded.len() >= PAGE => after = Some((last.epoch, last.id)),
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+async fn take(engine: &Engine, stranded: &[StrandedTask], seen: &OnRecovered) {
     let epoch = engine.epoch();
     if epoch == NO_EPOCH {
-        return Ok(0);
+        return;
     }
-    let stranded = membership.cluster.stranded_tasks(PAGE).await?;
-    let commands = stranded.iter().map(|(id, of)| engine.submit(*id, Authority::Engine, Command::Recover { lost: *of..of.next(), epoch }));
-    let mut taken = 0;
-    for ((id, _), receipt) in stranded.iter().zip(futures_util::future::join_all(commands).await) {
+    let commands = stranded.iter().map(async |task| {
+        let read = engine.any_task(task.id).await;
+        let is_wanted = read.as_ref().is_ok_and(|read| read.as_ref().is_some_and(|read| can_take(engine, read, task.gone_for)));
+        if !is_wanted {
+            // One that cannot be read is reported below.
+            read?;
+            return Ok(None);
+        }
+        let command = Command::Recover { lost: task.epoch..task.epoch.next(), epoch };
+        engine.submit(task.id, Authority::Engine, command).await.map(Some)
+    });
+    for (StrandedTask { id, .. }, receipt) in stranded.iter().zip(join_all(commands).await) {
         match receipt {
-            Ok(receipt) if receipt.changed => {
-                taken += 1;
+            Ok(Some(receipt)) if receipt.changed => {
                 operator_log::task_recovered(&receipt.task);
                 seen(Some(receipt.task)).await;
             }
@@ -56,5 +80,17 @@ async fn take_page(engine: &Engine, seen: &OnRecovered) -> Result<usize, Error> 
             Err(error) => tracing::error!(task = %id, %error, "an open task could not be taken over"),
         }
     }
-    Ok(taken)
+}
+
+/// Whether this node takes a task whose node has been gone for so long.
+fn can_take(engine: &Engine, task: &Task, gone_for: Duration) -> bool {
+    // It fails, and any node can say so.
+    if task.spec.on_interrupt == OnInterrupt::Fail {
+        return true;
+    }
+    match engine.work().map(|work| work.can_take(task)) {
+        Some(Takeover::Now) => true,
+        Some(Takeover::WhenOrphaned) => gone_for >= engine.0.config.orphan_after,
+        Some(Takeover::Never) | None => gone_for >= engine.0.config.orphan_after + WITHOUT_TOOL_AFTER,
+    }
 }

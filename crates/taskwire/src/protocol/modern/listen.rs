@@ -102,12 +102,13 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let mut owned = BTreeMap::new();
     for id in ids {
         // Another caller's task is left out, just like one that does not exist.
-        if engine::skip_corrupt(cx.context.engine.owner(id).await)?.is_none_or(|owner| owner != *cx.caller) {
+        // What is read here has memory of its own, which a stream that waits does not keep. So below.
+        if engine::skip_corrupt(Box::pin(cx.context.engine.owner(id)).await)?.is_none_or(|owner| owner != *cx.caller) {
             continue;
         }
         // A corrupt task is left out, too. A client that asks for it by `tasks/get` gets the error.
         let output = match outputs.remove(&id) {
-            Some(from) => output_range(cx, id, from).await.map(Some),
+            Some(from) => Box::pin(output_range(cx, id, from)).await.map(Some),
             None => Ok(None),
         };
         if let Some(output) = engine::skip_corrupt(output.map(Some))? {
@@ -216,10 +217,10 @@ impl ListenStream<'_, '_> {
         mut changes: watch::Receiver<Changes>,
         mut seen: ListVersions,
     ) -> Result<(), StreamEnd> {
-        self.acknowledge().await?;
+        Box::pin(self.acknowledge()).await?;
         let (mut tasks, mut queue) = (BTreeMap::new(), VecDeque::new());
         for (id, asked) in owned {
-            if let Some(followed) = self.follow(id, &asked).await? {
+            if let Some(followed) = Box::pin(self.follow(id, &asked)).await? {
                 tasks.insert(id, followed);
                 enqueue(&mut tasks, &mut queue, id);
             }
@@ -240,7 +241,7 @@ impl ListenStream<'_, '_> {
                         return Ok(());
                     }
                     let now = ListVersions::of(&changes.borrow_and_update(), &self.filter);
-                    self.send_list_changes(&seen, &now).await?;
+                    Box::pin(self.send_list_changes(&seen, &now)).await?;
                     seen = now;
                 }
                 changed = watch.changed() => {
@@ -248,7 +249,7 @@ impl ListenStream<'_, '_> {
                         enqueue(&mut tasks, &mut queue, id);
                     }
                 }
-                Some(id) = async { queue.pop_front() } => match self.turn(&mut tasks, id).await? {
+                Some(id) = async { queue.pop_front() } => match Box::pin(self.turn(&mut tasks, id)).await? {
                     Turn::Idle => {}
                     Turn::More => enqueue(&mut tasks, &mut queue, id),
                     Turn::Lost => return Ok(()),

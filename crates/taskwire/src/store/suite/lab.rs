@@ -158,6 +158,11 @@ impl<S: Store> Lab<S> {
         self.store.as_mut().expect("the store is open")
     }
 
+    /// Whether nodes can share it.
+    pub(super) fn is_shared(&self) -> bool {
+        self.store.as_ref().expect("the store is open").cluster().is_some()
+    }
+
     pub(super) fn reader(&self) -> Arc<dyn Reader> {
         self.store.as_ref().expect("the store is open").reader()
     }
@@ -190,6 +195,8 @@ impl<S: Store> Lab<S> {
                 memories.insert(dir.0.clone(), memory);
             }
         });
+        #[cfg(feature = "postgres")]
+        on_postgres::moved(&self.dir.0, &dir.0);
         self.reopen_in(Some(dir));
     }
 

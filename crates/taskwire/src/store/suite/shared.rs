@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{Changes, Cluster, NodeInfo},
+    store::{Changes, Cluster, NodeInfo, StrandedTask},
 };
 
 /// Several openings of one store.
@@ -21,8 +21,8 @@ pub(super) trait Shared {
 
 /// Makes every promise a test of one backend.
 macro_rules! shared_suite {
-    ($backend:ident, $shared:expr) => {
-        shared_suite! { $backend, $shared;
+    ($backend:ident, $shared:expr $(, $attribute:meta)?) => {
+        shared_suite! { $backend, $shared $(, $attribute)?;
             what_one_node_changed_another_one_is_told_when_it_decides_on_something_older
             a_key_that_one_node_took_is_taken_on_every_other
             a_lease_holds_until_another_node_finds_it_expired
@@ -34,19 +34,27 @@ macro_rules! shared_suite {
             what_is_due_is_due_on_the_node_that_runs_it
         }
     };
-    ($backend:ident, $shared:expr; $($promise:ident)+) => {
+    ($backend:ident, $shared:expr, $attribute:meta; $($promise:ident)+) => {
         mod $backend {
             $(
                 #[test]
+                #[$attribute]
                 fn $promise() {
                     super::$promise(&$shared);
                 }
             )+
         }
     };
+    ($backend:ident, $shared:expr; $($promise:ident)+) => {
+        shared_suite! { $backend, $shared, cfg(test); $($promise)+ }
+    };
 }
 
 shared_suite!(memory, super::InMemory::new());
+#[cfg(feature = "postgres")]
+shared_suite!(postgres_15, crate::store::suite::on_postgres::InPostgres::new(15), ignore = "needs PostgreSQL");
+#[cfg(feature = "postgres")]
+shared_suite!(postgres_18, crate::store::suite::on_postgres::InPostgres::new(18), ignore = "needs PostgreSQL");
 
 struct InMemory {
     memory: Memory,
@@ -143,12 +151,12 @@ fn a_lease_holds_until_another_node_finds_it_expired<S: Shared>(shared: &S) {
         // One that has expired can be renewed, until another node has looked.
         shared.expire(&[here.epoch()]);
         let lease = lost.renew(here.epoch()).wait().expect("reachable").expect("nobody has looked");
-        assert_eq!(lease.lasts, lost.first_lease().lasts);
-        assert!(finder.stranded_tasks(10).wait().expect("readable").is_empty());
+        assert_eq!(lease.lasts, lost.first_lease().0.lasts);
+        assert!(finder.stranded_tasks(true, None, 10).wait().expect("readable").is_empty());
         assert!(finder.is_alive(here.epoch()).wait().expect("readable"));
     }
     shared.expire(&[here.epoch()]);
-    finder.stranded_tasks(10).wait().expect("readable");
+    finder.stranded_tasks(true, None, 10).wait().expect("readable");
     assert!(!finder.is_alive(here.epoch()).wait().expect("readable"));
     assert_eq!(lost.renew(here.epoch()).wait().expect("reachable"), None, "it was declared dead");
     let next = lost.rejoin().wait().expect("reachable");
@@ -165,18 +173,31 @@ fn the_tasks_of_nodes_that_are_gone_are_stranded<S: Shared>(shared: &S) {
     let mut drivers: Vec<Driver> = (1..=5).map(|name| created(&mut here, name, spec())).collect();
     let own = created(&mut there, 6, spec());
     commit(&mut here, &mut drivers[4], &ends()[0]);
-    assert!(finder.stranded_tasks(10).wait().expect("readable").is_empty());
+    assert!(finder.stranded_tasks(true, None, 10).wait().expect("readable").is_empty());
     shared.expire(&[here.epoch()]);
-    let stranded = |limit| -> Vec<(TaskId, Epoch)> { finder.stranded_tasks(limit).wait().expect("readable") };
-    let left = |drivers: &[Driver]| drivers.iter().map(|driver| (driver.id, here.epoch())).collect::<BTreeSet<_>>();
-    assert_eq!(stranded(10).into_iter().collect::<BTreeSet<_>>(), left(&drivers[..4]), "no ended one, and none of a node that is there");
-    assert_eq!(stranded(2).len(), 2);
+    let found = |judge, after, limit| -> Vec<StrandedTask> { finder.stranded_tasks(judge, after, limit).wait().expect("readable") };
+    assert!(found(false, None, 10).is_empty(), "nobody has said that the node is dead");
+    let stranded = found(true, None, 10);
+    let left = |drivers: &[Driver]| drivers.iter().map(|driver| (driver.id, here.epoch())).collect::<Vec<_>>();
+    let named = |stranded: &[StrandedTask]| stranded.iter().map(|task| (task.id, task.epoch)).collect::<Vec<_>>();
+    assert_eq!(named(&stranded), left(&drivers[..4]), "no ended one, and none of a node that is there");
+    // Its lease was over a moment ago.
+    assert!(stranded.iter().all(|task| task.gone_for < cluster(&there).first_lease().0.lasts), "{stranded:?}");
+    let [first, second] = [0, 2].map(|at| stranded.get(at).map(|task| (task.epoch, task.id)));
+    assert_eq!(named(&found(false, None, 2)), left(&drivers[..2]), "what was said stays said");
+    assert_eq!(named(&found(false, first, 2)), left(&drivers[1..3]));
+    assert_eq!(named(&found(false, second, 2)), left(&drivers[3..4]));
     // Who takes one over has it.
     let recover = Command::Recover { lost: here.epoch()..here.epoch().next(), epoch: there.epoch() };
     commit(&mut there, &mut drivers[0], &recover);
-    assert_eq!(stranded(10).into_iter().collect::<BTreeSet<_>>(), left(&drivers[1..4]));
+    assert_eq!(named(&found(true, None, 10)), left(&drivers[1..4]));
     let open = there.reader().open_tasks(None, 10).wait().expect("readable");
     assert!(open.contains(&own.id) && open.len() == 5);
+    // A node that leaves has said it itself.
+    let third = shared.open("third");
+    finder.leave(there.epoch()).wait().expect("reachable");
+    let left_behind = cluster(&third).stranded_tasks(false, None, 10).wait().expect("readable");
+    assert!(named(&left_behind).contains(&(own.id, there.epoch())) && left_behind.len() == 5);
 }
 
 fn nodes_have_names_and_tasks<S: Shared>(shared: &S) {
@@ -188,7 +209,7 @@ fn nodes_have_names_and_tasks<S: Shared>(shared: &S) {
     let known = nodes();
     let shown: Vec<_> = known.iter().map(|node| (&*node.name, node.epoch, node.open_tasks)).collect();
     assert_eq!(shown, [("here", here.epoch(), 1), ("there", there.epoch(), 0)]);
-    let lasts = cluster(&there).first_lease().lasts;
+    let lasts = cluster(&there).first_lease().0.lasts;
     assert!(known.iter().all(|node| node.lease_left > Duration::ZERO && node.lease_left <= lasts), "{known:?}");
     shared.expire(&[here.epoch()]);
     assert!(nodes().iter().any(|node| node.epoch == here.epoch() && node.lease_left.is_zero()), "{:?}", nodes());

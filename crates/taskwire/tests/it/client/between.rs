@@ -18,13 +18,19 @@ pub(crate) struct Between {
 impl Between {
     /// Before the server at this port, which does not see this word; an empty one hides nothing.
     pub(crate) async fn new(server: u16, hidden: &'static [u8]) -> Self {
+        Self::in_turns(vec![server], hidden).await
+    }
+
+    /// The same before several: each connection leads to another one.
+    pub(crate) async fn in_turns(servers: Vec<u16>, hidden: &'static [u8]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let cuts = watch::Sender::new(0);
         let accepting = tokio::spawn({
             let cuts = cuts.clone();
             async move {
-                while let Ok((client, _)) = listener.accept().await {
+                for server in servers.iter().copied().cycle() {
+                    let Ok((client, _)) = listener.accept().await else { return };
                     // Before it is served, so that no cut comes between.
                     let mut cut = cuts.subscribe();
                     tokio::spawn(async move {

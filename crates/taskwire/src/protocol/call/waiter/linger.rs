@@ -136,12 +136,12 @@ impl LingeringWork {
             Err(engine::Error::Away) => return Some(RECHECK_INTERVAL),
             read => read.ok().flatten(),
         };
-        if task.as_ref().is_some_and(|task| !task.awaited_by.is_empty()) {
+        if task.as_ref().is_some_and(|task| task.awaited_by().next().is_some()) {
             // A call on another node joined it: that node watches over it now.
             calls.forget(id);
             return None;
         }
-        let rest = match task.as_ref().map(|task| (task.ended, task.left_at)) {
+        let rest = match task.as_ref().map(|task| (task.ended, task.left_at())) {
             // The same call gets the outcome, for a while.
             Some((Some((at, _)), _)) => context.config.hold.checked_sub(now.since(at)).map(|rest| rest + MOMENT),
             Some(_) if self.linger == Duration::MAX => Some(RECHECK_INTERVAL),

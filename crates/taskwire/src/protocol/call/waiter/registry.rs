@@ -451,7 +451,7 @@ impl CallRegistry {
             } else {
                 self.touch(context, task.id)
             }
-            if task.left_at.is_some() {
+            if task.left_at().is_some() {
                 // On any node, too. If that fails, the same call gets the outcome once more, or the work stops earlier.
                 let _ = match task.ended {
                     Some(_) => context.engine.join(&task, true).await.map(drop),

@@ -1,0 +1,90 @@
+//! Commands that were lost: started again, if their tool allows it.
+
+use std::{fs, path::Path};
+
+use taskwire_core::{Attempt, task::OnInterrupt};
+
+use super::{CommandRun, CommandTool, JournalCheckpoint, files_unusable, internal, write_job};
+use crate::{
+    command::{
+        definition::Leftovers,
+        parser::OutputSettings,
+        supervisor::{Job, STDIN},
+        sweep,
+    },
+    engine::Phase,
+    tool::{ToolError, from_engine},
+};
+
+const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, its server was gone for too long, its processes were killed, or \
+     its files were removed)";
+
+impl CommandRun {
+    /// Whether the command was started on another node, and is over there. Nothing of it is on this machine.
+    pub(super) fn was_elsewhere(&self, dir: &Path) -> bool {
+        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !dir.exists()
+    }
+
+    /// Starts a command anew that was lost with its node, if the tool allows it.
+    pub(super) async fn restart_elsewhere(
+        &mut self,
+        command: Option<&CommandTool>,
+        last: &JournalCheckpoint,
+    ) -> Result<JournalCheckpoint, ToolError> {
+        let Some(command) = command else {
+            return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
+        };
+        let (job, stdin) = self.job(command, last.job_number)?;
+        self.check_restart(&job.settings, last)?;
+        self.wait_for_slot(&job.tool).await?;
+        let next = self.write_next_job(&job, stdin.as_deref(), last).await?;
+        self.restarted(&job.settings, &next).await?;
+        Ok(next)
+    }
+
+    /// Starts a lost command again, if the tool allows it.
+    pub(super) async fn restart_lost_command(
+        &mut self,
+        dir: &Path,
+        job: &Job,
+        last: &JournalCheckpoint,
+    ) -> Result<JournalCheckpoint, ToolError> {
+        self.check_restart(&job.settings, last)?;
+        if !matches!(self.run.promote().await.map_err(from_engine)?, Phase::Task(_)) {
+            return Err(ToolError::stopped());
+        }
+        let stdin = job.stdin.then(|| fs::read_to_string(dir.join(STDIN))).transpose().map_err(|error| files_unusable(dir, &error))?;
+        let next = self.write_next_job(job, stdin.as_deref(), last).await?;
+        // No process of the lost job may run when the next one starts.
+        sweep::kill_orphans(dir.to_owned()).await;
+        self.restarted(&job.settings, &next).await?;
+        sweep::remove_job(dir.to_owned(), Leftovers::Kill).await;
+        Ok(next)
+    }
+
+    fn check_restart(&self, settings: &OutputSettings, last: &JournalCheckpoint) -> Result<(), ToolError> {
+        let why = match settings.on_interrupt {
+            OnInterrupt::Retry if last.job_number < settings.attempts_max => return Ok(()),
+            OnInterrupt::Retry => format!("it was already started {} times", last.job_number),
+            OnInterrupt::Fail | OnInterrupt::Resume => "the tool is not marked as safe to run again (`on_interrupt`)".to_owned(),
+        };
+        Err(internal(format!("{LOST}, and {why}")))
+    }
+
+    /// Writes the job that follows a lost one. Its first chunk comes after all output of that.
+    async fn write_next_job(&self, job: &Job, stdin: Option<&str>, last: &JournalCheckpoint) -> Result<JournalCheckpoint, ToolError> {
+        // Some of its output may still be on the way into the log.
+        self.ctx.flush().await?;
+        let seq = self.run.engine().chunk_range(self.run.id()).await.map_err(from_engine)?.end;
+        let next = JournalCheckpoint::start(last.job_number + 1, seq.0);
+        let dir = self.commands.job_dir(self.run.id(), next.job_number);
+        write_job(&dir, &Job { number: next.job_number, ..job.clone() }, stdin).map_err(|error| files_unusable(&dir, &error))?;
+        Ok(next)
+    }
+
+    /// Records that the next job is the one to go on with.
+    async fn restarted(&self, settings: &OutputSettings, next: &JournalCheckpoint) -> Result<(), ToolError> {
+        self.ctx.checkpoint(next).await?;
+        self.ctx.status(format!("the command was lost and is run again ({} of {})", next.job_number, settings.attempts_max)).await
+    }
+}

@@ -1,0 +1,274 @@
+//! A node among the others: its lease, who is dead, and what all nodes together have stored.
+
+use std::{
+    fs::OpenOptions,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use taskwire_core::{CallerId, Epoch, TaskId, Timestamp, Version};
+use tokio_postgres::{Row, types::Type};
+
+use super::{
+    columns::{from_text, to_text},
+    connection::{Database, EndOnDrop, Sql, number},
+    error::classify,
+    read::{id_at, number_at},
+    wakeups::Wakeups,
+};
+use crate::{
+    clock::{Clock, SystemClock},
+    owned_files,
+    store::{Changes, Cluster, Error, Lease, NodeInfo, StrandedTask, Usage},
+};
+
+/// How long a lease lasts.
+const LEASE: Duration = Duration::from_secs(6);
+/// How many starts fit between two timelines of the server.
+const TIMELINE_SHIFT: u32 = 40;
+
+/// The first eight digits of a WAL file's name are the timeline of the server.
+const TIMELINE: Sql = Sql { text: "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)", types: &[] };
+/// Each epoch is larger than any before, also where another server has taken over that never saw the last ones: `$3` begins with its
+/// timeline.
+const JOIN: Sql = Sql {
+    text: "WITH begun AS (UPDATE @meta SET number = greatest(number + 1, $3) WHERE key = 'epoch' RETURNING number),
+            moment AS (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now)
+        INSERT INTO @node(epoch, name, started, expires) SELECT number, $1, now, now + $2 FROM begun, moment RETURNING epoch, started",
+    types: &[Type::TEXT, Type::INT8, Type::INT8],
+};
+const RENEW: Sql = Sql {
+    text: "UPDATE @node SET expires = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2 WHERE epoch = $1 RETURNING expires",
+    types: &[Type::INT8, Type::INT8],
+};
+const LEAVE: Sql = Sql {
+    text: "WITH left_now AS (DELETE FROM @node WHERE epoch = $1 RETURNING epoch)
+        INSERT INTO @gone(epoch, since) SELECT epoch, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM left_now
+        ON CONFLICT DO NOTHING",
+    types: &[Type::INT8],
+};
+const IS_ALIVE: Sql = Sql { text: "SELECT 1 FROM @node WHERE epoch = $1", types: &[Type::INT8] };
+/// Declares nodes dead whose lease has expired.
+const JUDGE: Sql = Sql {
+    text: "WITH dead AS (
+            DELETE FROM @node WHERE expires <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint RETURNING epoch, name, expires
+        ), remembered AS (INSERT INTO @gone(epoch, since) SELECT epoch, expires FROM dead ON CONFLICT DO NOTHING)
+        SELECT epoch, name FROM dead",
+    types: &[],
+};
+/// From one epoch to the next by the index, and in each from one task to the next: there are few epochs, and many tasks.
+const STRANDED: Sql = Sql {
+    text: "WITH RECURSIVE known(epoch) AS (
+            (SELECT epoch FROM @task WHERE ended IS NULL AND epoch >= $1 ORDER BY epoch LIMIT 1) UNION ALL
+            SELECT (SELECT t.epoch FROM @task AS t WHERE t.ended IS NULL AND t.epoch > k.epoch ORDER BY t.epoch LIMIT 1)
+            FROM known AS k WHERE k.epoch IS NOT NULL
+        )
+        SELECT t.id, t.epoch, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - g.since
+        FROM (
+            SELECT epoch FROM known AS k WHERE epoch IS NOT NULL AND NOT EXISTS (SELECT 1 FROM @node AS n WHERE n.epoch = k.epoch)
+        ) AS lost
+        CROSS JOIN LATERAL (
+            SELECT id, epoch FROM @task WHERE ended IS NULL AND epoch = lost.epoch
+                AND id > CASE WHEN lost.epoch = $1 THEN $2 ELSE ''::bytea END ORDER BY id LIMIT $3
+        ) AS t LEFT JOIN @gone AS g ON g.epoch = t.epoch ORDER BY t.epoch, t.id LIMIT $3",
+    types: &[Type::INT8, Type::BYTEA, Type::INT8],
+};
+const VERSIONS: Sql = Sql {
+    text: "SELECT t.version FROM UNNEST($1) WITH ORDINALITY AS n(id, nth) LEFT JOIN @task AS t ON t.id = n.id ORDER BY n.nth",
+    types: &[Type::BYTEA_ARRAY],
+};
+const USAGE: Sql = Sql {
+    text: "SELECT coalesce(sum(open), 0)::bigint, coalesce(sum(bytes), 0)::bigint FROM @usage WHERE caller = $1",
+    types: &[Type::TEXT],
+};
+const NODES: Sql = Sql {
+    text: "SELECT epoch, name, started, greatest(expires - floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, 0),
+            (SELECT count(*) FROM @task AS t WHERE t.ended IS NULL AND t.epoch = n.epoch)
+        FROM @node AS n ORDER BY epoch",
+    types: &[],
+};
+
+/// This node.
+pub(super) struct Node {
+    database: Arc<Database>,
+    wakeups: Arc<Wakeups>,
+    /// The epoch that the store was opened with.
+    pub(super) epoch: Epoch,
+    /// When that was: by the database, and by the local monotonic clock a moment earlier.
+    opened_at: (Timestamp, Duration),
+    /// Where it is written down which node has the data directory.
+    epoch_file: Option<PathBuf>,
+    /// What runs in the background as long as this node does.
+    _background: Vec<EndOnDrop>,
+}
+
+impl Node {
+    /// Begins the first lease.
+    pub(super) async fn open(
+        database: Arc<Database>,
+        wakeups: Arc<Wakeups>,
+        background: Vec<EndOnDrop>,
+        epoch_file: Option<PathBuf>,
+    ) -> Result<Self, Error> {
+        if let Some(last) = epoch_file.as_deref().and_then(read_epoch) {
+            // Its process had the same directory, which one has at a time: it is gone, and nobody need wait for its lease to end.
+            database.run(&LEAVE, &[&number(last.0)]).await?;
+        }
+        let asked_at = SystemClock.monotonic();
+        let (epoch, began) = join(&database).await?;
+        let node = Self { database, wakeups, epoch, opened_at: (began, asked_at), epoch_file, _background: background };
+        node.write_epoch(epoch);
+        Ok(node)
+    }
+
+    /// Writes down which node has the directory. Without it the next one takes over a few seconds later.
+    fn write_epoch(&self, epoch: Epoch) {
+        let Some(path) = &self.epoch_file else { return };
+        let opened = owned_files::open(OpenOptions::new().write(true).create(true).truncate(true), path);
+        if let Err(error) = opened.and_then(|mut file| write!(file, "{}", epoch.0)) {
+            tracing::warn!(%error, "the epoch of this node could not be written down");
+        }
+    }
+}
+
+/// The epoch that is written down, if one is.
+fn read_epoch(path: &Path) -> Option<Epoch> {
+    let mut text = String::new();
+    owned_files::open(OpenOptions::new().read(true), path).ok()?.take(32).read_to_string(&mut text).ok()?;
+    text.parse().ok().map(Epoch)
+}
+
+/// The nodes that have not been declared dead.
+pub(super) async fn nodes(database: &Database) -> Result<Vec<NodeInfo>, Error> {
+    let rows = database.run(&NODES, &[]).await?;
+    rows.iter().map(node_of).collect::<Result<_, _>>().map_err(|what| Error::corrupt("a node", what))
+}
+
+async fn join(database: &Database) -> Result<(Epoch, Timestamp), Error> {
+    let timeline = match database.run(&TIMELINE, &[]).await {
+        Ok(rows) => {
+            let digits = rows.first().and_then(|row| row.try_get::<_, &str>(0).ok());
+            digits.and_then(|digits| i64::from_str_radix(digits, 16).ok()).unwrap_or(0)
+        }
+        // Some services have no such function, and do not lose what is committed when a server takes over.
+        Err(Error::Postgres(error)) => {
+            tracing::debug!(%error, "the database does not say its timeline");
+            0
+        }
+        Err(error) => return Err(error),
+    };
+    let name = to_text(&database.config.node);
+    let first = (timeline << TIMELINE_SHIFT) + 1;
+    let rows = database.run(&JOIN, &[&name, &millis(LEASE), &first]).await?;
+    let damaged = || Error::corrupt("the number of starts", "it is not there");
+    let row = rows.first().ok_or_else(damaged)?;
+    let epoch = number_at(row, 0).map_err(|what| Error::corrupt("the number of starts", what))?;
+    Ok((Epoch(epoch), Timestamp::from_millis(row.try_get(1).map_err(classify)?)))
+}
+
+fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn stranded_of(row: &Row) -> Result<Option<StrandedTask>, tokio_postgres::Error> {
+    let (epoch, gone_for): (i64, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    let gone_for = gone_for.map_or(Duration::MAX, |millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0)));
+    Ok(id_at(row, 0)?.map(|id| StrandedTask { id, epoch: Epoch(epoch.cast_unsigned()), gone_for }))
+}
+
+fn node_of(row: &Row) -> Result<NodeInfo, String> {
+    let started = row.try_get(2).map_err(|error| error.to_string())?;
+    let name: &str = row.try_get(1).map_err(|error| error.to_string())?;
+    Ok(NodeInfo {
+        epoch: Epoch(number_at(row, 0)?),
+        name: from_text(name).into(),
+        since: Timestamp::from_millis(started),
+        lease_left: Duration::from_millis(number_at(row, 3)?),
+        open_tasks: number_at(row, 4)?,
+    })
+}
+
+impl Cluster for Node {
+    fn first_lease(&self) -> (Lease, Duration) {
+        let (now, asked_at) = self.opened_at;
+        (Lease { now, lasts: LEASE }, SystemClock.monotonic().saturating_sub(asked_at))
+    }
+
+    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
+        Box::pin(async move {
+            let rows = self.database.run(&RENEW, &[&number(epoch.0), &millis(LEASE)]).await?;
+            let expires = rows.first().map(|row| row.try_get::<_, i64>(0)).transpose().map_err(classify)?;
+            Ok(expires.map(|expires| Lease { now: Timestamp::from_millis(expires - millis(LEASE)), lasts: LEASE }))
+        })
+    }
+
+    fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>> {
+        Box::pin(async move {
+            let (epoch, _) = join(&self.database).await?;
+            self.write_epoch(epoch);
+            Ok(epoch)
+        })
+    }
+
+    fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move { self.database.run(&LEAVE, &[&number(epoch.0)]).await.map(drop) })
+    }
+
+    fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>> {
+        Box::pin(async move { Ok(!self.database.run(&IS_ALIVE, &[&number(epoch.0)]).await?.is_empty()) })
+    }
+
+    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
+        Box::pin(async move {
+            let dead = if judge { self.database.run(&JUDGE, &[]).await? } else { Vec::new() };
+            for row in &dead {
+                let (epoch, name): (i64, &str) = (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
+                tracing::warn!(node = name, epoch, "a node has not renewed its lease: other nodes take over what it ran");
+            }
+            let (epoch, id) = after.as_ref().map_or((0, &[][..]), |(epoch, id)| (number(epoch.0), &id.as_bytes()[..]));
+            let rows = self.database.run(&STRANDED, &[&epoch, &id, &number(limit as u64)]).await?;
+            rows.iter().filter_map(|row| stranded_of(row).transpose()).collect::<Result<_, _>>().map_err(classify)
+        })
+    }
+
+    fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
+        Box::pin(async move {
+            if ids.is_empty() {
+                return Ok(Vec::new());
+            }
+            let bytes: Vec<&[u8]> = ids.iter().map(|id| &id.as_bytes()[..]).collect();
+            let rows = self.database.run(&VERSIONS, &[&bytes]).await?;
+            let version =
+                |row: &Row| row.try_get::<_, Option<i64>>(0).map(|version| version.map(|version| Version(version.cast_unsigned())));
+            rows.iter().map(version).collect::<Result<_, _>>().map_err(classify)
+        })
+    }
+
+    fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
+        Box::pin(async move {
+            let rows = self.database.run(&USAGE, &[&to_text(caller.as_str())]).await?;
+            let Some(row) = rows.first() else { return Ok(Usage::default()) };
+            let value = |index: usize| row.try_get::<_, i64>(index).map(|value| u64::try_from(value).unwrap_or(0)).map_err(classify);
+            Ok(Usage { open: value(0)?, bytes: value(1)? })
+        })
+    }
+
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>> {
+        Box::pin(nodes(&self.database))
+    }
+
+    fn announce(&self, changes: Changes) {
+        self.wakeups.announce(changes);
+    }
+
+    fn next_changes(&self) -> BoxFuture<'_, Changes> {
+        Box::pin(self.wakeups.next())
+    }
+
+    fn has_wakeups(&self) -> bool {
+        self.wakeups.arrive.load(Ordering::Relaxed)
+    }
+}
