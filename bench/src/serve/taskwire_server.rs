@@ -1,6 +1,8 @@
-//! Taskwire: the library, on its embedded store, with limits that a benchmark does not reach.
+//! Taskwire: the library, with limits that a benchmark does not reach. It runs on its embedded store, or on the database that
+//! `$TASKWIRE_BENCH_STORE` names, in a schema of each server's own.
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     path::Path,
     time::{Duration, Instant},
 };
@@ -11,7 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
     server::{Coalesce, Config, Server},
-    store::SqliteStore,
+    store::{PostgresConfig, PostgresStore, SqliteStore},
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
 };
 use tokio::net::TcpListener;
@@ -42,7 +44,17 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
     if uncoalesced {
         config.engine.coalesce = Coalesce { window: Duration::ZERO, bytes: 1 };
     }
-    let server = Server::start(registry, SqliteStore::open(data)?, config)?;
+    let server = match std::env::var("TASKWIRE_BENCH_STORE") {
+        Err(_) => Server::start(registry, SqliteStore::open(data)?, config)?,
+        Ok(url) => {
+            let mut postgres = PostgresConfig::new(url, "bench");
+            // The same directory is the same store.
+            let mut hasher = DefaultHasher::new();
+            data.hash(&mut hasher);
+            postgres.schema = format!("bench_{:x}", hasher.finish());
+            Server::start(registry, PostgresStore::open(postgres).await?, config)?
+        }
+    };
     server.serve(listener, std::future::pending()).await?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use taskwire_core::Timestamp;
 
 use crate::{
     client::exit::{Exit, Problem},
-    config::{Config, StoreKind},
+    config::{Config, Secret, StoreKind},
     term::{
         escape,
         paint::{Paint, Terminal, short_duration},
@@ -45,7 +45,7 @@ pub(crate) struct Nodes {
     config: Option<PathBuf>,
     /// The database, instead of the one in the file
     #[arg(long, value_name = "URL")]
-    store: Option<StoreKind>,
+    store: Option<String>,
     /// Print one JSON object for each node
     #[arg(long)]
     pub(crate) json: bool,
@@ -64,14 +64,17 @@ struct NodeObject<'a> {
 
 impl Nodes {
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let config = match &self.config {
+        let mut config = match &self.config {
             Some(file) => Config::read(file).map_err(|error| Problem::usage(format!("{error:#}")))?,
             None => Config::default(),
         };
-        let StoreKind::Postgres(url) = self.store.as_ref().unwrap_or(&config.store) else {
+        let usage = |error: anyhow::Error| Problem::usage(format!("{error:#}"));
+        config.store = self.store.clone().map_or(config.store, Secret);
+        let StoreKind::Postgres(url) = config.store().map_err(usage)? else {
             return Err(Problem::usage("only a database has nodes: name it with --store, or a configuration file whose `store` is one"));
         };
-        let nodes = PostgresStore::nodes(config.postgres(&url.0)).await.map_err(|error| Problem::protocol(error.to_string()))?;
+        let postgres = config.postgres(&url.0).map_err(usage)?;
+        let nodes = PostgresStore::nodes(postgres).await.map_err(|error| Problem::protocol(error.to_string()))?;
         stdout::print(&self.text(&nodes, SystemClock.now())?)?;
         if nodes.is_empty() {
             return Err(Problem::protocol("no node uses this store: `taskwire serve` starts one"));

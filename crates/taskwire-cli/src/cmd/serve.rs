@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     client::exit::Exit,
-    config::{Config, OpenedStore, StoreKind},
+    config::{Config, OpenedStore, Secret, StoreKind},
     control::{self, LiveConfig, ServerDescription, SocketFile},
     join::{self, JoinSocket},
     term::{escape, stderr},
@@ -73,7 +73,7 @@ pub(crate) struct Serve {
     /// Where tasks are kept: `memory:` if they may end with the server, `postgres://…` or `env:NAME` for a database that nodes share
     /// [default: in the data directory]
     #[arg(long, value_name = "URL")]
-    store: Option<StoreKind>,
+    store: Option<String>,
     /// Speak MCP on standard input and output instead of HTTP
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
@@ -82,6 +82,7 @@ pub(crate) struct Serve {
 /// All that is needed to serve, checked.
 pub(crate) struct ServerSetup {
     config: Config,
+    store: StoreKind,
     settings: server::Config,
     definitions: Vec<Definition>,
     /// `None` for standard input and output.
@@ -114,11 +115,15 @@ impl Serve {
         let overridden_keys = options.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
-        config.store = self.store.unwrap_or(config.store);
+        config.store = self.store.map_or(config.store, Secret);
         let settings = config.to_server_config()?;
+        let store = config.store()?;
+        if let StoreKind::Postgres(url) = &store {
+            config.postgres(&url.0)?;
+        }
         let definitions = config.definitions(&[])?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
-        Ok(ServerSetup { config, settings, definitions, address, file: self.config, overridden_keys })
+        Ok(ServerSetup { config, store, settings, definitions, address, file: self.config, overridden_keys })
     }
 }
 
@@ -153,12 +158,12 @@ impl ServerSetup {
     }
 
     pub(crate) async fn open_store(&self) -> Result<OpenedStore, store::Error> {
-        self.config.store.open(self.data(), |url| self.config.postgres(url)).await
+        self.store.open(self.data(), &self.config).await
     }
 
     /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
-        let Self { config, settings, definitions, file, overridden_keys, .. } = self;
+        let Self { config, store: kind, settings, definitions, file, overridden_keys, .. } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
@@ -185,7 +190,7 @@ impl ServerSetup {
         if let Err(error) = &joinable {
             tracing::warn!(%error, "other processes cannot join this server");
         }
-        Ok(RunningServer { server, live, commands, count, joinable: joinable.ok(), _control: control.ok() })
+        Ok(RunningServer { server, live, commands, count, kind, joinable: joinable.ok(), _control: control.ok() })
     }
 
     async fn serve(self) -> anyhow::Result<()> {
@@ -223,7 +228,7 @@ impl ServerSetup {
         let served = match listener {
             None => leader.server.serve_stdio(stop).await,
             Some(listener) => {
-                println!("{}", banner(listener.local_addr()?, leader.live.config(), &definitions, leader.count));
+                println!("{}", banner(listener.local_addr()?, leader.live.config(), &leader.kind, &definitions, leader.count));
                 leader.server.serve(listener, stop).await
             }
         };
@@ -240,6 +245,7 @@ pub(crate) struct RunningServer {
     commands: Commands,
     /// The number of its tools.
     count: usize,
+    kind: StoreKind,
     joinable: Option<JoinSocket>,
     _control: Option<SocketFile>,
 }
@@ -260,7 +266,7 @@ impl RunningServer {
 
     /// Where tasks end with the server, their commands do, too.
     async fn end_what_nobody_finds(&self) {
-        if self.live.config().store == StoreKind::Memory {
+        if self.kind == StoreKind::Memory {
             self.commands.end_all(&self.server).await;
         }
     }
@@ -314,9 +320,9 @@ fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn banner(address: SocketAddr, config: &Config, commands: &[Definition], tools: usize) -> String {
+fn banner(address: SocketAddr, config: &Config, store: &StoreKind, commands: &[Definition], tools: usize) -> String {
     let version = env!("CARGO_PKG_VERSION");
-    let tasks = match config.store {
+    let tasks = match store {
         StoreKind::Embedded => format!("tasks in {}", config.data.display()),
         StoreKind::Memory => "tasks in memory, which end with the server".to_owned(),
         StoreKind::Postgres(_) => format!("tasks in PostgreSQL, as node {}", config.node_name()),
@@ -378,7 +384,7 @@ mod tests {
     use super::*;
 
     fn shown(commands: &[Definition], config: &Config) -> String {
-        banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, commands, commands.len())
+        banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, &StoreKind::Embedded, commands, commands.len())
     }
 
     #[test]

@@ -62,8 +62,15 @@ fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
     }
     let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
     let config = Config::parse(Path::new(""), text).ok()?;
-    let postgres = config.postgres("");
-    Some(format!("{} {:?} {:?} {:?} {postgres:?}", config.listen, config.data, config.store, config.to_server_config().ok()?))
+    Some(format!(
+        "{} {:?} {:?} {:?} {:?} {:?}",
+        config.listen,
+        config.data,
+        config.store,
+        config.node,
+        config.postgres,
+        config.to_server_config().ok()?
+    ))
 }
 
 #[cfg(test)]

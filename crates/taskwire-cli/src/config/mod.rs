@@ -33,7 +33,7 @@ use auth::AuthTable;
 use limits::LimitsTable;
 pub(crate) use location::parse_toml;
 use postgres::PostgresTable;
-pub(crate) use store::{OpenedStore, StoreKind};
+pub(crate) use store::{OpenedStore, Secret, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
 use tool::{FileDefaults, ToolTable};
 
@@ -51,10 +51,10 @@ pub(crate) struct Config {
     pub(crate) data: PathBuf,
     /// Where tasks are kept: in the data directory, `"memory:"` if they may end with the server, or a database that several nodes share
     /// (`"postgres://USER:PASSWORD@HOST/DATABASE"`, or `"env:NAME"` for a variable that has this). Default: `""`.
-    pub(crate) store: StoreKind,
+    pub(crate) store: Secret,
     /// The name of this node, for people, where nodes share a store. Default: the machine's name and the port of `listen`.
     node: Option<String>,
-    /// Where nodes share a store: how long a command goes on whose server is gone, at least `"5s"`. Then it ends, and another node may start
+    /// Where nodes share a store: how long a command goes on whose server is gone, at least `"8s"`. Then it ends, and another node may start
     /// it again. All nodes must have the same. Default: `"30s"`.
     orphan_after: Option<Span>,
     /// Whether the server has the demo tools too. Default: `false`.
@@ -146,7 +146,7 @@ impl Default for Config {
         Self {
             listen: "127.0.0.1:8787".to_owned(),
             data: ".taskwire".into(),
-            store: StoreKind::default(),
+            store: Secret::default(),
             node: None,
             orphan_after: None,
             demo: false,
@@ -329,11 +329,17 @@ impl Config {
         Ok(())
     }
 
+    /// Where tasks are kept.
+    pub(crate) fn store(&self) -> anyhow::Result<StoreKind> {
+        // Without the line of the file: it may have a password.
+        StoreKind::parse(&self.store).map_err(|why| anyhow!("`store`: {why}"))
+    }
+
     /// How this node uses the database at `url`.
-    pub(crate) fn postgres(&self, url: &str) -> PostgresConfig {
+    pub(crate) fn postgres(&self, url: &str) -> anyhow::Result<PostgresConfig> {
         let mut config = PostgresConfig::new(url, &self.node_name());
-        self.postgres.apply(&mut config);
-        config
+        self.postgres.apply(&mut config).map_err(anyhow::Error::msg)?;
+        Ok(config)
     }
 
     pub(crate) fn node_name(&self) -> String {
@@ -447,7 +453,7 @@ fn check(config: &server::Config) -> Result<(), (&'static str, String)> {
     }
     let spans = [
         ("hold", config.hold, Duration::from_secs(1)),
-        ("orphan_after", config.engine.orphan_after, Duration::from_secs(5)),
+        ("orphan_after", config.engine.orphan_after, Duration::from_secs(8)),
         ("poll_interval", config.poll_interval, Duration::from_millis(10)),
         ("retention", config.retention.unwrap_or(Duration::MAX), Duration::from_secs(1)),
         ("answer_timeout", config.answer_timeout.unwrap_or(Duration::MAX), Duration::from_secs(1)),

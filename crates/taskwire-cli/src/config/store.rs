@@ -1,13 +1,14 @@
 //! Where tasks are kept.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, path::Path};
 
 use serde::Deserialize;
-use taskwire::store::{self, Memory, MemoryStore, PostgresConfig, PostgresStore, SqliteStore};
+use taskwire::store::{self, Memory, MemoryStore, PostgresStore, SqliteStore};
+
+use super::Config;
 
 /// Where tasks are kept.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum StoreKind {
     /// In the data directory.
     #[default]
@@ -15,7 +16,7 @@ pub(crate) enum StoreKind {
     /// In memory: tasks end with the server.
     Memory,
     /// In a PostgreSQL database, which other nodes may share.
-    Postgres(DatabaseUrl),
+    Postgres(Secret),
 }
 
 /// A store that was opened.
@@ -26,81 +27,64 @@ pub(crate) enum OpenedStore {
 }
 
 impl StoreKind {
-    /// Opens it. `postgres` has what the rest of the configuration says of a database.
-    pub(crate) async fn open(&self, data: &Path, postgres: impl FnOnce(&str) -> PostgresConfig) -> Result<OpenedStore, store::Error> {
+    /// Opens it.
+    pub(crate) async fn open(&self, data: &Path, config: &Config) -> Result<OpenedStore, store::Error> {
         match self {
             Self::Embedded => SqliteStore::open(data).map(|store| OpenedStore::Embedded(Box::new(store))),
             Self::Memory => Memory::default().open_in(data).map(OpenedStore::Memory),
-            Self::Postgres(url) => PostgresStore::open_in(postgres(&url.0), data).await.map(|store| OpenedStore::Postgres(Box::new(store))),
+            Self::Postgres(url) => {
+                let config = config.postgres(&url.0).map_err(|error| store::Error::Unusable(error.to_string()))?;
+                PostgresStore::open_in(config, data).await.map(|store| OpenedStore::Postgres(Box::new(store)))
+            }
         }
     }
 }
 
-impl FromStr for StoreKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
+impl StoreKind {
+    /// The store that a text names. The error does not repeat the text, which may have a password.
+    pub(crate) fn parse(text: &Secret) -> Result<Self, String> {
+        match text.0.as_str() {
             "" => Ok(Self::Embedded),
             "memory:" => Ok(Self::Memory),
-            _ if DatabaseUrl::is_one(text) => Ok(Self::Postgres(text.parse()?)),
-            _ => match text.strip_prefix("env:") {
-                Some(name) => Ok(Self::Postgres(text.parse().map_err(|error| format!("`{name}`: {error}"))?)),
-                None => Err(format!(
-                    "no store is called `{}`: leave it out to keep tasks in the data directory, or write `memory:`, `postgres://…` or \
-                     `env:NAME` for a variable that has such a URL",
-                    text.split("://").next().unwrap_or_default()
-                )),
-            },
+            other if is_url(other) || other.starts_with("env:") => text.database_url().map(Self::Postgres),
+            other => {
+                let scheme = other.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| scheme.chars().all(char::is_alphanumeric));
+                let what = scheme.map_or("this is no store".to_owned(), |scheme| format!("no store is called `{scheme}`"));
+                Err(format!(
+                    "{what}: leave it out to keep tasks in the data directory, or write `memory:`, `postgres://…` or `env:NAME` for a \
+                     variable that has such a URL"
+                ))
+            }
         }
     }
 }
 
-impl TryFrom<String> for StoreKind {
-    type Error = String;
+/// A text that may have a password, so it is not shown.
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Secret(pub(crate) String);
 
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// The URL of a database. It may have a password, so it is not shown.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct DatabaseUrl(pub(crate) String);
-
-impl DatabaseUrl {
-    fn is_one(text: &str) -> bool {
-        text.starts_with("postgres://") || text.starts_with("postgresql://")
-    }
-}
-
-impl FromStr for DatabaseUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let url = match text.strip_prefix("env:") {
+impl Secret {
+    /// The URL of a database, or the one in the variable that is named. The error does not repeat the text.
+    pub(crate) fn database_url(&self) -> Result<Self, String> {
+        let url = match self.0.strip_prefix("env:") {
             Some(name) => std::env::var(name).map_err(|_| format!("the variable `{name}` is not set"))?,
-            None => text.to_owned(),
+            None => self.0.clone(),
         };
-        if Self::is_one(&url) { Ok(Self(url)) } else { Err("a database has a URL that begins with `postgres://`".to_owned()) }
+        if is_url(&url) { Ok(Self(url)) } else { Err("a database has a URL that begins with `postgres://`".to_owned()) }
     }
 }
 
-impl TryFrom<String> for DatabaseUrl {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
+fn is_url(text: &str) -> bool {
+    text.starts_with("postgres://") || text.starts_with("postgresql://")
 }
 
-impl fmt::Debug for DatabaseUrl {
+impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Equal for equal URLs, so that a change is noticed.
+        // Equal for equal texts, so that a change is noticed.
         let mut hasher = std::hash::DefaultHasher::new();
         std::hash::Hash::hash(&self.0, &mut hasher);
-        write!(f, "DatabaseUrl({:x})", std::hash::Hasher::finish(&hasher))
+        write!(f, "Secret({:x})", std::hash::Hasher::finish(&hasher))
     }
 }
 
@@ -110,15 +94,22 @@ mod tests {
 
     #[test]
     fn a_store_is_known_by_its_url_which_is_never_shown() {
-        let parsed = |text: &str| text.parse::<StoreKind>();
+        let parsed = |text: &str| StoreKind::parse(&Secret(text.to_owned()));
         assert_eq!(parsed(""), Ok(StoreKind::Embedded));
         assert_eq!(parsed("memory:"), Ok(StoreKind::Memory));
         for url in ["postgres://me:secret@db/tasks", "postgresql:///tasks"] {
             let store = parsed(url).expect("a database");
-            assert_eq!(store, StoreKind::Postgres(DatabaseUrl(url.to_owned())));
+            assert_eq!(store, StoreKind::Postgres(Secret(url.to_owned())));
             assert!(!format!("{store:?}").contains("secret"), "{store:?}");
         }
-        for wrong in ["mysql://me:secret@db/tasks", "postgres", "env:TASKWIRE_TEST_NO_SUCH_VARIABLE", "env:PATH"] {
+        for wrong in [
+            "mysql://me:secret@db/tasks",
+            "postgres",
+            "postgres:/me:secret@db/tasks",
+            "postgresme:secret://db",
+            "env:TASKWIRE_TEST_NO_SUCH_VARIABLE",
+            "env:PATH",
+        ] {
             let error = parsed(wrong).expect_err("no store");
             assert!(!error.contains("secret") && error.len() > 20, "{error}");
         }

@@ -1,7 +1,7 @@
 //! Commands as tools, from outside: their arguments and input, their output, how they end, and that they outlive the server.
 
 mod cancel;
-mod command_server;
+pub(crate) mod command_server;
 mod crash;
 #[cfg(target_os = "linux")]
 mod init;

@@ -14,6 +14,7 @@ mod inside;
 mod join;
 mod kill;
 mod kit;
+mod nodes;
 mod refusals;
 mod reload;
 mod serve;

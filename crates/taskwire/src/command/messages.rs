@@ -46,8 +46,9 @@ pub(crate) enum ToSupervisor {
     },
     /// The journal was imported up to this offset.
     Consumed(u64),
-    /// The server's node has its lease: no other node starts the command anew. Sent only for a job with `orphan_after_ms`.
-    Lease {},
+    /// The server's node had its lease at this time (`lease_time_ms`): no other node starts the command anew. Sent only for a job with a
+    /// `lease`.
+    Lease(u64),
 }
 
 /// What the server receives.

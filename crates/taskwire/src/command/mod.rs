@@ -159,7 +159,7 @@ impl Commands {
             tracing::error!(%error, "commands of tools that are gone cannot go on");
         }
         let commands = self.clone();
-        registry.set_local_work(move |id| sweep::has_job(&commands, id));
+        registry.set_local_work(move |id, checkpoint| run::is_here(&commands, id, checkpoint));
         registry
     }
 

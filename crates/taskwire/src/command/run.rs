@@ -19,7 +19,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use taskwire_core::{Payload, task::Authority, wire::code};
+use taskwire_core::{Payload, TaskId, task::Authority, wire::code};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -36,7 +36,7 @@ use super::{
     journal::{self, JobEnd},
     messages::{self, FromSupervisor, ToSupervisor},
     parser::OutputSettings,
-    supervisor::{JOB, Job, STDIN},
+    supervisor::{JOB, Job, JobLease, STDIN, lease_time_ms},
     sweep,
 };
 use crate::{
@@ -83,11 +83,29 @@ struct JournalCheckpoint {
     /// For each stream: whether it goes on with the rest of a line that must stay hidden.
     #[serde(default)]
     hidden: [bool; 2],
+    /// The epoch in the job's lease: another node may have a job of this number, too. 0 if that is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    epoch: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl JournalCheckpoint {
-    fn start(job_number: u64, first_seq: u64) -> Self {
-        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2] }
+    fn start(job_number: u64, first_seq: u64, epoch: u64) -> Self {
+        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2], epoch }
+    }
+
+    /// The beginning of the same job.
+    fn beginning(&self) -> Self {
+        Self::start(self.job_number, self.first_seq, self.epoch)
+    }
+
+    /// Whether it is this job that it is about, and not another node's.
+    fn is_of(&self, job: &Job) -> bool {
+        self.epoch == 0 || job.lease.as_ref().is_none_or(|lease| lease.epoch == self.epoch)
     }
 }
 
@@ -115,10 +133,16 @@ impl Drop for CommandRun {
     }
 }
 
+/// Whether the command of a task with this checkpoint was started on this machine.
+pub(super) fn is_here(commands: &Commands, id: TaskId, checkpoint: Option<&Payload>) -> bool {
+    let checkpoint = checkpoint.map_or_else(|| Ok(JournalCheckpoint::start(1, 0, 0)), Payload::read::<JournalCheckpoint>);
+    checkpoint.is_ok_and(|checkpoint| restart::is_here(&commands.job_dir(id, checkpoint.job_number), &checkpoint))
+}
+
 /// Runs a command, or attaches to one that runs. Without `command` it only attaches.
 pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, ctx: Ctx) -> Result<CallResult, ToolError> {
     let run = ctx.run().clone();
-    let mut checkpoint = ctx.saved()?.unwrap_or_else(|| JournalCheckpoint::start(1, 0));
+    let mut checkpoint = ctx.saved()?.unwrap_or_else(|| JournalCheckpoint::start(1, 0, 0));
     let active = Some(commands.activate(run.id()));
     let mut command_run = CommandRun { commands, ctx, run, active, slot: None, supervisor: None };
     for earlier in 1..checkpoint.job_number {
@@ -127,11 +151,14 @@ pub(super) async fn run(commands: Commands, command: Option<Arc<CommandTool>>, c
     }
     loop {
         let dir = command_run.commands.job_dir(command_run.run.id(), checkpoint.job_number);
-        if command_run.was_elsewhere(&dir) {
+        if command_run.was_elsewhere(&dir, &checkpoint) {
             checkpoint = command_run.restart_elsewhere(command.as_deref(), &checkpoint).await?;
             continue;
         }
         let prepared = command_run.prepare(command.as_deref(), &dir, &checkpoint).await;
+        if let Ok(Job { lease: Some(lease), .. }) = &prepared {
+            checkpoint.epoch = lease.epoch;
+        }
         let opened = match prepared {
             Ok(job) => JournalImporter::new(&command_run, &dir, &job, &checkpoint).await.map(|importer| (job, importer)),
             Err(error) => Err(error),
@@ -219,6 +246,14 @@ impl CommandRun {
         }
     }
 
+    /// What a new job says of this node, where nodes share the store.
+    fn job_lease(&self) -> Option<JobLease> {
+        let (engine, now) = (self.run.engine(), lease_time_ms());
+        let orphan_after_ms = u64::try_from(engine.orphan_after()?.as_millis()).unwrap_or(u64::MAX);
+        // Without a lease the supervisor must not start the command.
+        Some(JobLease { epoch: engine.epoch().0, held_at_ms: if engine.has_lease() { now } else { 0 }, orphan_after_ms })
+    }
+
     fn job(&self, command: &CommandTool, job_number: u64) -> Result<(Job, Option<String>), ToolError> {
         let CommandTool { definition, compiled, .. } = command;
         let arguments: Value = self.ctx.arguments().read()?;
@@ -271,7 +306,7 @@ impl CommandRun {
             journal_bytes: definition.journal_bytes,
             disk_reserve_bytes: limits.disk_reserve_bytes,
             block_bytes: limits.block_bytes,
-            orphan_after_ms: self.run.engine().orphan_after().map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+            lease: self.job_lease(),
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };
@@ -385,8 +420,9 @@ impl CommandRun {
 
     /// Tells the supervisor that this node has its lease, if it has it and the supervisor wants to know.
     async fn tell_lease(&mut self, job: &Job) {
-        if job.orphan_after_ms.is_some() && self.run.engine().has_lease() {
-            self.tell(&ToSupervisor::Lease {}).await;
+        let now = lease_time_ms();
+        if job.lease.is_some() && self.run.engine().has_lease() {
+            self.tell(&ToSupervisor::Lease(now)).await;
         }
     }
 
@@ -481,7 +517,7 @@ impl CommandRun {
 
 /// Waits until the supervisor of a job is to be told again that its node has its lease.
 async fn heartbeat(run: &Run, job: &Job) {
-    match job.orphan_after_ms {
+    match job.lease {
         Some(_) => run.engine().clock().sleep(HEARTBEAT_INTERVAL).await,
         None => std::future::pending().await,
     }

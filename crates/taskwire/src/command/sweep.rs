@@ -54,11 +54,6 @@ fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
     Ok(all)
 }
 
-/// Whether the files of a command of this task are on this machine.
-pub(super) fn has_job(commands: &Commands, task: TaskId) -> bool {
-    job_dirs(commands).is_ok_and(|all| all.iter().any(|job| job.id == task))
-}
-
 /// Reserves a slot for each command that runs already, then sweeps from time to time.
 pub(super) async fn begin(commands: &Commands, engine: &Engine) {
     match job_dirs(commands) {

@@ -25,8 +25,13 @@ pub enum Error {
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        tracing::error!(%error, "the store could not be read");
-        match error.kind() {
+        let kind = error.kind();
+        match kind {
+            // The writer says once that the store is away.
+            ErrorKind::Away | ErrorKind::InDoubt => tracing::debug!(%error, "the store could not be read"),
+            ErrorKind::Corrupt | ErrorKind::Fatal => tracing::error!(%error, "the store could not be read"),
+        }
+        match kind {
             ErrorKind::Away | ErrorKind::InDoubt => Self::Away,
             ErrorKind::Corrupt => Self::Corrupt(error.for_callers().into()),
             ErrorKind::Fatal => Self::Unavailable(error.for_callers().into()),

@@ -73,9 +73,9 @@ pub enum Takeover {
 
 /// What the engine runs: it does the work of a run and returns how that ended.
 pub trait Work: Send + Sync + 'static {
-    /// Whether this process can go on with a task that another one left.
-    fn can_take(&self, task: &Task) -> Takeover {
-        let _ = task;
+    /// Whether this process can go on with a task that another one left, from its last checkpoint.
+    fn can_take(&self, task: &Task, checkpoint: Option<&Payload>) -> Takeover {
+        let _ = (task, checkpoint);
         Takeover::Now
     }
 
@@ -283,7 +283,7 @@ impl Engine {
     }
 
     /// Whether callers must try again later: the store cannot be reached, or this node has no lease just now.
-    fn is_away(&self) -> bool {
+    pub(crate) fn is_away(&self) -> bool {
         self.0.away.load(Ordering::Acquire) || self.epoch() == NO_EPOCH
     }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use taskwire_core::task::{OnInterrupt, Outcome, RpcError, Task};
+use taskwire_core::{
+    Payload,
+    task::{OnInterrupt, Outcome, RpcError, Task},
+};
 
 use crate::{
     engine::{Continuation, Phase, Run, RunEnd, Takeover, Work},
@@ -28,10 +31,10 @@ impl ToolWork {
 }
 
 impl Work for ToolWork {
-    fn can_take(&self, task: &Task) -> Takeover {
+    fn can_take(&self, task: &Task, checkpoint: Option<&Payload>) -> Takeover {
         let is_offered = || self.provider.tool(&task.spec.tool).is_some();
         match task.spec.on_interrupt {
-            OnInterrupt::Resume if self.provider.has_work_of(task.id) => Takeover::Now,
+            OnInterrupt::Resume if self.provider.has_work_of(task.id, checkpoint) => Takeover::Now,
             OnInterrupt::Resume if is_offered() => Takeover::WhenOrphaned,
             OnInterrupt::Retry if is_offered() => Takeover::Now,
             _ => Takeover::Never,

@@ -27,6 +27,14 @@ pub enum Error {
         /// The data directory.
         path: String,
     },
+    /// The directory has the commands of a node that shares a database.
+    #[error(
+        "{path} is the directory of a node that shares a database: choose another one, or remove `node-epoch` in it if the node is gone for good"
+    )]
+    OfNode {
+        /// The data directory.
+        path: String,
+    },
     /// The store was written by a newer release.
     #[error("the store in {path} has format {found}, this release knows up to {known}: use a newer release")]
     TooNew {

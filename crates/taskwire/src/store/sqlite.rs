@@ -162,6 +162,9 @@ impl SqliteStore {
         let shown = dir.as_ref();
         let failed = |source| file_error(shown, source);
         let (dir, lock, locked) = data_dir::open(shown)?;
+        if dir.join(data_dir::EPOCH).exists() {
+            return Err(Error::OfNode { path: shown.display().to_string() });
+        }
         let last = PreviousWalEnd::look(&dir);
         let path = dir.join(DB);
         owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &path)

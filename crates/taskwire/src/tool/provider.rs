@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde_json::Value;
-use taskwire_core::TaskId;
+use taskwire_core::{Payload, TaskId};
 use tokio::sync::watch;
 
 use super::{Prompt, Resource, ResourceTemplate, ToolError, definition::CheckedTool};
@@ -58,9 +58,10 @@ pub trait Provider: Send + Sync + 'static {
         None
     }
 
-    /// Whether work of this task goes on beside this process, so that this process can go on with it: a command that runs on this machine.
-    fn has_work_of(&self, task: TaskId) -> bool {
-        let _ = task;
+    /// Whether work of this task goes on beside this process, so that this process can go on with it: a command that runs on this
+    /// machine, as its last checkpoint says.
+    fn has_work_of(&self, task: TaskId, checkpoint: Option<&Payload>) -> bool {
+        let _ = (task, checkpoint);
         false
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use futures_util::future::BoxFuture;
-use taskwire_core::TaskId;
+use taskwire_core::{Payload, TaskId};
 use tokio::sync::watch;
 
 use super::{
@@ -27,7 +27,7 @@ struct Lists {
 }
 
 /// Whether work of a task goes on on this machine.
-type LocalWork = Arc<dyn Fn(TaskId) -> bool + Send + Sync>;
+type LocalWork = Arc<dyn Fn(TaskId, Option<&Payload>) -> bool + Send + Sync>;
 
 /// A provider that is filled by code. It may change while it is served; listeners are notified.
 #[derive(Clone, Default)]
@@ -104,7 +104,7 @@ impl Registry {
     }
 
     /// See [`Provider::has_work_of`].
-    pub(crate) fn set_local_work(&self, is_here: impl Fn(TaskId) -> bool + Send + Sync + 'static) {
+    pub(crate) fn set_local_work(&self, is_here: impl Fn(TaskId, Option<&Payload>) -> bool + Send + Sync + 'static) {
         self.write().local_work = Some(Arc::new(is_here));
     }
 
@@ -174,9 +174,9 @@ impl Provider for Registry {
         self.read().retired_tool.clone()
     }
 
-    fn has_work_of(&self, task: TaskId) -> bool {
+    fn has_work_of(&self, task: TaskId, checkpoint: Option<&Payload>) -> bool {
         let local_work = self.read().local_work.clone();
-        local_work.is_some_and(|is_here| is_here(task))
+        local_work.is_some_and(|is_here| is_here(task, checkpoint))
     }
 
     fn prompts(&self) -> Vec<Prompt> {

@@ -214,7 +214,7 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, requ
     let context = &endpoint.context;
     // Probes use whatever name the machine has, so they are not checked.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
-        let leaving = path == "/readyz" && (*context.draining.borrow() || context.engine.has_failed());
+        let leaving = path == "/readyz" && (*context.draining.borrow() || context.engine.has_failed() || context.engine.is_away());
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
     if let Some(refusal) = guard::check(request.uri(), request.headers(), &context.config.http).err().filter(|_| !peer.is_local()) {

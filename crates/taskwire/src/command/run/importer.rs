@@ -86,7 +86,7 @@ impl JournalImporter {
     pub(super) async fn new(command_run: &CommandRun, dir: &Path, job: &Job, checkpoint: &JournalCheckpoint) -> Result<Self, ToolError> {
         let run = command_run.run.clone();
         let mut parser = OutputParser::new(&job.settings).map_err(ToolError::new)?;
-        if *checkpoint != JournalCheckpoint::start(checkpoint.job_number, checkpoint.first_seq) {
+        if *checkpoint != checkpoint.beginning() {
             parser = parser.resume(checkpoint.hidden);
         }
         let mut excerpt = OutputExcerpt::new(job.settings.inline_bytes);
@@ -160,10 +160,7 @@ impl JournalImporter {
                 Record::Ended(ended) => {
                     let items = self.parser.finish();
                     // After a restart only the end is read again.
-                    self.resume_point = JournalCheckpoint {
-                        offset: range.start,
-                        ..JournalCheckpoint::start(self.resume_point.job_number, self.resume_point.first_seq)
-                    };
+                    self.resume_point = JournalCheckpoint { offset: range.start, ..self.resume_point.beginning() };
                     self.write(items).await?;
                     self.status.report(&self.run).await?;
                     return Ok(ImportStep::Ended(ended));
@@ -194,7 +191,7 @@ impl JournalImporter {
             return;
         }
         let (out, err) = (self.parser.pending_bytes(Stream::Out), self.parser.pending_bytes(Stream::Err));
-        let empty = JournalCheckpoint::start(self.resume_point.job_number, self.resume_point.first_seq);
+        let empty = self.resume_point.beginning();
         match stream {
             _ if out + err == 0 => self.resume_point = JournalCheckpoint { offset: end, ..empty },
             // The pending bytes came with this record.

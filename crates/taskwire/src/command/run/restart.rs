@@ -19,10 +19,16 @@ use crate::{
 const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, its server was gone for too long, its processes were killed, or \
      its files were removed)";
 
+/// Whether this machine has the job that a checkpoint is about.
+pub(in crate::command) fn is_here(dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
+    // One that cannot be read is looked at, and complained of, by whoever goes on with it.
+    Job::read(dir).map_or(true, |job| job.is_some_and(|job| checkpoint.is_of(&job)))
+}
+
 impl CommandRun {
-    /// Whether the command was started on another node, and is over there. Nothing of it is on this machine.
-    pub(super) fn was_elsewhere(&self, dir: &Path) -> bool {
-        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !dir.exists()
+    /// Whether the command was started on another node, and is over there.
+    pub(super) fn was_elsewhere(&self, dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
+        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !is_here(dir, checkpoint)
     }
 
     /// Starts a command anew that was lost with its node, if the tool allows it.
@@ -76,9 +82,13 @@ impl CommandRun {
         // Some of its output may still be on the way into the log.
         self.ctx.flush().await?;
         let seq = self.run.engine().chunk_range(self.run.id()).await.map_err(from_engine)?.end;
-        let next = JournalCheckpoint::start(last.job_number + 1, seq.0);
+        let lease = self.job_lease();
+        let epoch = lease.as_ref().map_or(0, |lease| lease.epoch);
+        let next = JournalCheckpoint::start(last.job_number + 1, seq.0, epoch);
         let dir = self.commands.job_dir(self.run.id(), next.job_number);
-        write_job(&dir, &Job { number: next.job_number, ..job.clone() }, stdin).map_err(|error| files_unusable(&dir, &error))?;
+        // This node may have had a job of that number, which another one followed since.
+        sweep::remove_job(dir.clone(), Leftovers::Kill).await;
+        write_job(&dir, &Job { number: next.job_number, lease, ..job.clone() }, stdin).map_err(|error| files_unusable(&dir, &error))?;
         Ok(next)
     }
 

@@ -61,10 +61,12 @@ pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
     let PreparedJob { dir, job, journal, listener, mut signals, mask, _lock } = ready;
     let (state, state_out) = watch::channel(JobState { journal_len: journal.len(), ..JobState::default() });
     let mut connections = Connections::open(listener, state_out);
-    let started = start::start(&dir, &job, mask);
+    let lease = NodeLease::new(&job);
+    // Its server may have been stopped before it came to this, so long that another node runs the command.
+    let started = if lease.time_left_if_orphaned().is_some() { None } else { Some(start::start(&dir, &job, mask)) };
     let mut run = RunningJob {
         questions: Questions::new(job.number),
-        lease: NodeLease::new(&job),
+        lease,
         dir,
         job,
         journal,
@@ -83,11 +85,15 @@ pub(super) async fn run_job(ready: PreparedJob) -> ExitCode {
         is_stopped: false,
     };
     let ended = match started {
-        Ok(started) => {
+        None => {
+            run.mark_clean();
+            JobEnd { stopped: true, ..JobEnd::default() }
+        }
+        Some(Ok(started)) => {
             run.begin(started);
             run.supervise(&mut signals, &mut connections).await
         }
-        Err(failed) => {
+        Some(Err(failed)) => {
             // A server that attaches now finds this in the journal.
             run.mark_clean();
             JobEnd { start_error: Some(failed), ..JobEnd::default() }
@@ -341,7 +347,7 @@ impl RunningJob {
                 }
             }
             ConnectionEvent::Message(ToSupervisor::Stop {}) => self.stop(),
-            ConnectionEvent::Message(ToSupervisor::Lease {}) => self.lease.renew(),
+            ConnectionEvent::Message(ToSupervisor::Lease(at)) => self.lease.held_at(at),
             ConnectionEvent::Message(ToSupervisor::Consumed(bytes)) => self.consumed = self.consumed.max(bytes.min(self.journal.len())),
             ConnectionEvent::Message(ToSupervisor::Answer { key, value }) => {
                 if self.questions.answer(&key, &value) {

@@ -35,7 +35,10 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-pub(crate) use self::kill::{kill_orphans, kill_supervisor, resume_supervisor};
+pub(crate) use self::{
+    kill::{kill_orphans, kill_supervisor, resume_supervisor},
+    node_lease::{JobLease, lease_time_ms},
+};
 use super::{
     definition::{Leftovers, Stderr},
     journal::{self, JournalWriter},
@@ -96,9 +99,9 @@ pub(crate) struct Job {
     #[serde(default)]
     pub(crate) disk_reserve_bytes: u64,
     pub(crate) block_bytes: u64,
-    /// Where nodes share the store: the command ends when no server that has its lease was heard for so many milliseconds.
+    /// Where nodes share the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) orphan_after_ms: Option<u64>,
+    pub(crate) lease: Option<JobLease>,
     pub(crate) settings: OutputSettings,
     /// Where `taskwire` is; the last directory of the command's PATH.
     pub(crate) program_dir: Option<PathBuf>,

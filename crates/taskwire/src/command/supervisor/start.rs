@@ -176,7 +176,7 @@ mod tests {
             kill_after_ms: 5000,
             journal_bytes: 1 << 20,
             disk_reserve_bytes: 0,
-            orphan_after_ms: None,
+            lease: None,
             block_bytes: 1 << 20,
             settings,
             program_dir: None,

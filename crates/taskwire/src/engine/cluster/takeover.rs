@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use taskwire_core::task::{Authority, Command, OnInterrupt, Task};
+use taskwire_core::task::{Authority, Command, Event, OnInterrupt, Task};
 
 use super::Membership;
 use crate::{
@@ -58,11 +58,8 @@ async fn take(engine: &Engine, stranded: &[StrandedTask], seen: &OnRecovered) {
         return;
     }
     let commands = stranded.iter().map(async |task| {
-        let read = engine.any_task(task.id).await;
-        let is_wanted = read.as_ref().is_ok_and(|read| read.as_ref().is_some_and(|read| can_take(engine, read, task.gone_for)));
-        if !is_wanted {
-            // One that cannot be read is reported below.
-            read?;
+        let Some(read) = engine.any_task(task.id).await? else { return Ok(None) };
+        if !can_take(engine, &read, task.gone_for).await? {
             return Ok(None);
         }
         let command = Command::Recover { lost: task.epoch..task.epoch.next(), epoch };
@@ -83,14 +80,20 @@ async fn take(engine: &Engine, stranded: &[StrandedTask], seen: &OnRecovered) {
 }
 
 /// Whether this node takes a task whose node has been gone for so long.
-fn can_take(engine: &Engine, task: &Task, gone_for: Duration) -> bool {
+async fn can_take(engine: &Engine, task: &Task, gone_for: Duration) -> Result<bool, Error> {
     // It fails, and any node can say so.
     if task.spec.on_interrupt == OnInterrupt::Fail {
-        return true;
+        return Ok(true);
     }
-    match engine.work().map(|work| work.can_take(task)) {
+    let checkpoint = match task.checkpoint_version {
+        Some(version) if task.spec.on_interrupt == OnInterrupt::Resume => engine.event(task.id, version).await?,
+        _ => None,
+    };
+    let checkpoint = checkpoint.as_ref().and_then(|event| if let Event::Saved { checkpoint } = event { Some(checkpoint) } else { None });
+    let orphan_after = engine.0.config.orphan_after;
+    Ok(match engine.work().map(|work| work.can_take(task, checkpoint)) {
         Some(Takeover::Now) => true,
-        Some(Takeover::WhenOrphaned) => gone_for >= engine.0.config.orphan_after,
-        Some(Takeover::Never) | None => gone_for >= engine.0.config.orphan_after + WITHOUT_TOOL_AFTER,
-    }
+        Some(Takeover::WhenOrphaned) => gone_for >= orphan_after,
+        Some(Takeover::Never) | None => gone_for >= orphan_after + WITHOUT_TOOL_AFTER,
+    })
 }

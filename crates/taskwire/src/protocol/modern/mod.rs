@@ -154,7 +154,8 @@ async fn respond(
     let headers = headers.filter(|_| method == "tools/call");
     let cx = Cx { context, caller, id, meta, params, raw_params: text, headers, out, peer };
     match method {
-        "tools/call" => call::call(&cx).await,
+        // It is the largest by far: in memory of its own, the others do not keep room for it while they wait.
+        "tools/call" => Box::pin(call::call(&cx)).await,
         "tasks/get" => tasks::get(&cx).await,
         "tasks/update" => tasks::update(&cx).await,
         "tasks/cancel" => tasks::cancel(&cx).await,

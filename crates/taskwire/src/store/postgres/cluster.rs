@@ -143,7 +143,11 @@ fn read_epoch(path: &Path) -> Option<Epoch> {
 
 /// The nodes that have not been declared dead.
 pub(super) async fn nodes(database: &Database) -> Result<Vec<NodeInfo>, Error> {
-    let rows = database.run(&NODES, &[]).await?;
+    let rows = match database.run(&NODES, &[]).await {
+        // Nobody has made the tables yet.
+        Err(Error::Postgres(error)) if error.is_about_no_table() => Vec::new(),
+        rows => rows?,
+    };
     rows.iter().map(node_of).collect::<Result<_, _>>().map_err(|what| Error::corrupt("a node", what))
 }
 

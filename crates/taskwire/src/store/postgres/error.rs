@@ -11,6 +11,11 @@ use crate::store::Error;
 pub struct PostgresError(tokio_postgres::Error);
 
 impl PostgresError {
+    /// Whether a table or a schema is not there.
+    pub(super) fn is_about_no_table(&self) -> bool {
+        self.0.code().is_some_and(|code| matches!(code.code(), "42P01" | "3F000"))
+    }
+
     /// Whether the server says that a parameter has a value that it cannot use.
     pub(super) fn is_bad_value(&self) -> bool {
         self.0.code().is_some_and(|code| code.code() == "22023")
