@@ -452,8 +452,13 @@ impl Cluster for SimCluster {
         self.reach(move || self.inner.is_alive(epoch))
     }
 
-    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
-        self.reach(move || self.inner.stranded_tasks(judge, after, limit))
+    fn stranded_tasks(
+        &self,
+        judge_at: Option<Timestamp>,
+        after: Option<(Epoch, TaskId)>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
+        self.reach(move || self.inner.stranded_tasks(judge_at, after, limit))
     }
 
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {

@@ -4,6 +4,7 @@
 //! attempt goes on at the next byte: nothing is missing and nothing is there twice.
 
 mod importer;
+mod link;
 mod questions;
 mod restart;
 
@@ -21,12 +22,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use taskwire_core::{Payload, TaskId, task::Authority, wire::code};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
-    net::unix::{OwnedReadHalf, OwnedWriteHalf},
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines},
+    net::unix::OwnedReadHalf,
 };
 
 use self::{
     importer::JournalImporter,
+    link::SupervisorLink,
     questions::{REPEAT_SEPARATOR, WITHDRAWN, ask},
 };
 use super::{
@@ -36,7 +38,7 @@ use super::{
     journal::{self, JobEnd},
     messages::{self, FromSupervisor, ToSupervisor},
     parser::OutputSettings,
-    supervisor::{JOB, Job, JobLease, STDIN, lease_time_ms},
+    supervisor::{JOB, Job, STDIN},
     sweep,
 };
 use crate::{
@@ -50,9 +52,6 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTACH_RETRY_PAUSE: Duration = Duration::from_millis(25);
 /// How long to wait when the machine is short of files, memory or processes.
 const SHORTAGE_RETRY_PAUSE: Duration = Duration::from_millis(500);
-
-/// How often a supervisor is told that its node has its lease.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) struct CommandTool {
     pub(super) definition: Definition,
@@ -86,6 +85,9 @@ struct JournalCheckpoint {
     /// The epoch in the job's lease: another node may have a job of this number, too. 0 if that is not known.
     #[serde(default, skip_serializing_if = "is_zero")]
     epoch: u64,
+    /// Whether it waits for its turn, so that no node has started it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    waiting: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
@@ -95,7 +97,7 @@ fn is_zero(number: &u64) -> bool {
 
 impl JournalCheckpoint {
     fn start(job_number: u64, first_seq: u64, epoch: u64) -> Self {
-        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2], epoch }
+        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2], epoch, waiting: false }
     }
 
     /// The beginning of the same job.
@@ -103,7 +105,7 @@ impl JournalCheckpoint {
         Self::start(self.job_number, self.first_seq, self.epoch)
     }
 
-    /// Whether it is this job that it is about, and not another node's.
+    /// Whether it is this job that it is about, and not another node's. (One that waits has none.)
     fn is_of(&self, job: &Job) -> bool {
         self.epoch == 0 || job.lease.as_ref().is_none_or(|lease| lease.epoch == self.epoch)
     }
@@ -122,13 +124,13 @@ struct CommandRun {
     run: Arc<Run>,
     active: Option<ActiveGuard>,
     slot: Option<Slot>,
-    supervisor: Option<OwnedWriteHalf>,
+    supervisor: Option<SupervisorLink>,
 }
 
 impl Drop for CommandRun {
     fn drop(&mut self) {
-        if let Some(out) = self.supervisor.as_ref().filter(|_| !matches!(self.run.phase(), Phase::Task(_))) {
-            let _ = out.try_write(&messages::line(&ToSupervisor::Stop {}));
+        if let Some(link) = self.supervisor.as_ref().filter(|_| !matches!(self.run.phase(), Phase::Task(_))) {
+            link.try_stop();
         }
     }
 }
@@ -136,7 +138,7 @@ impl Drop for CommandRun {
 /// Whether the command of a task with this checkpoint was started on this machine.
 pub(super) fn is_here(commands: &Commands, id: TaskId, checkpoint: Option<&Payload>) -> bool {
     let checkpoint = checkpoint.map_or_else(|| Ok(JournalCheckpoint::start(1, 0, 0)), Payload::read::<JournalCheckpoint>);
-    checkpoint.is_ok_and(|checkpoint| restart::is_here(&commands.job_dir(id, checkpoint.job_number), &checkpoint))
+    checkpoint.is_ok_and(|checkpoint| checkpoint.waiting || restart::is_here(&commands.job_dir(id, checkpoint.job_number), &checkpoint))
 }
 
 /// Runs a command, or attaches to one that runs. Without `command` it only attaches.
@@ -216,7 +218,7 @@ impl CommandRun {
             if self.slot.is_none() {
                 self.slot = self.commands.concurrency_limit(&job.tool, None).try_acquire(self.run.id());
             }
-            return Ok(job);
+            return self.renewed(dir, job).await;
         }
         if checkpoint.offset > 0 || checkpoint.job_number > 1 || dir.join(journal::FILE).exists() {
             return Err(file_removed(dir, JOB));
@@ -224,8 +226,9 @@ impl CommandRun {
         let Some(command) = command else {
             return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
         };
-        let (job, stdin) = self.job(command, checkpoint.job_number)?;
+        let (mut job, stdin) = self.job(command, checkpoint.job_number)?;
         self.wait_for_slot(&job.tool).await?;
+        job.lease = self.job_lease(None).await;
         self.retry_while_short(|| write_job(dir, &job, stdin.as_deref())).await.map_err(|error| files_unusable(dir, &error))?;
         Ok(job)
     }
@@ -244,14 +247,6 @@ impl CommandRun {
                 done => return done,
             }
         }
-    }
-
-    /// What a new job says of this node, where nodes share the store.
-    fn job_lease(&self) -> Option<JobLease> {
-        let (engine, now) = (self.run.engine(), lease_time_ms());
-        let orphan_after_ms = u64::try_from(engine.orphan_after()?.as_millis()).unwrap_or(u64::MAX);
-        // Without a lease the supervisor must not start the command.
-        Some(JobLease { epoch: engine.epoch().0, held_at_ms: if engine.has_lease() { now } else { 0 }, orphan_after_ms })
     }
 
     fn job(&self, command: &CommandTool, job_number: u64) -> Result<(Job, Option<String>), ToolError> {
@@ -306,7 +301,7 @@ impl CommandRun {
             journal_bytes: definition.journal_bytes,
             disk_reserve_bytes: limits.disk_reserve_bytes,
             block_bytes: limits.block_bytes,
-            lease: self.job_lease(),
+            lease: None,
             settings,
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };
@@ -320,6 +315,7 @@ impl CommandRun {
         let limit = self.commands.concurrency_limit(tool, None);
         self.slot = limit.try_acquire(self.run.id());
         if self.slot.is_none() {
+            self.set_waiting(true).await?;
             let max = limit.max();
             let waiting = format!("waiting for its turn: {max} of {max} are running (`concurrency`)");
             self.ctx.status(waiting).await?;
@@ -328,6 +324,7 @@ impl CommandRun {
                 () = self.run.stopped() => return Err(ToolError::stopped()),
             };
             self.slot = Some(slot);
+            self.set_waiting(false).await?;
             self.ctx.status("running").await?;
         }
         Ok(())
@@ -354,7 +351,6 @@ impl CommandRun {
             let mut open: Vec<messages::OpenQuestion> = Vec::new();
             // The supervisor may have waited for space since before it lost the server that had imported this.
             self.tell(&ToSupervisor::Consumed(importer.reported_offset())).await;
-            self.tell_lease(job).await;
             loop {
                 let more = match importer.import().await? {
                     importer::ImportStep::Ended(ended) => return Ok(JobOutcome::Ended(ended)),
@@ -374,7 +370,6 @@ impl CommandRun {
                     () = self.run.stopped() => return Err(ToolError::stopped()),
                     Some(answer) = questions.next() => if let Some(answer) = answer { self.tell(&answer).await },
                     () = importer.report_status_when_due() => {}
-                    () = heartbeat(&self.run, job) => self.tell_lease(job).await,
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),
                         // A supervisor reports this only when there is a journal.
@@ -412,17 +407,9 @@ impl CommandRun {
     }
 
     /// Sends a message to the supervisor. If it is gone, `follow` notices when its connection closes.
-    async fn tell(&mut self, what: &ToSupervisor) {
-        if let Some(out) = &mut self.supervisor {
-            let _ = out.write_all(&messages::line(what)).await;
-        }
-    }
-
-    /// Tells the supervisor that this node has its lease, if it has it and the supervisor wants to know.
-    async fn tell_lease(&mut self, job: &Job) {
-        let now = lease_time_ms();
-        if job.lease.is_some() && self.run.engine().has_lease() {
-            self.tell(&ToSupervisor::Lease(now)).await;
+    async fn tell(&self, what: &ToSupervisor) {
+        if let Some(link) = &self.supervisor {
+            link.tell(what).await;
         }
     }
 
@@ -437,7 +424,7 @@ impl CommandRun {
         let clock = self.run.engine().clock().clone();
         let until = clock.now().after(ATTACH_TIMEOUT);
         loop {
-            if let Some(lines) = self.connect(dir).await {
+            if let Some(lines) = self.connect(dir, job).await {
                 return Ok(Some(lines));
             }
             if is_begun && !dir.join(journal::FILE).exists() {
@@ -452,7 +439,7 @@ impl CommandRun {
                     return Err(internal("the supervisor of the command does not answer".to_owned()));
                 }
             }
-            if let Some(lines) = self.connect(dir).await {
+            if let Some(lines) = self.connect(dir, job).await {
                 return Ok(Some(lines));
             }
             tokio::select! {
@@ -463,9 +450,9 @@ impl CommandRun {
     }
 
     /// Attaches to the supervisor, if one listens, and returns the lines that it sends.
-    async fn connect(&mut self, dir: &Path) -> Option<Lines<BufReader<OwnedReadHalf>>> {
+    async fn connect(&mut self, dir: &Path, job: &Job) -> Option<Lines<BufReader<OwnedReadHalf>>> {
         let (lines, out) = sweep::attach(dir).await.ok()?.into_split();
-        self.supervisor = Some(out);
+        self.supervisor = Some(SupervisorLink::new(out, &self.run, job));
         Some(BufReader::new(lines).lines())
     }
 
@@ -512,14 +499,6 @@ impl CommandRun {
         if let Some(active) = self.active.take() {
             tokio::spawn(sweep::remove_when_durable(self.run.clone(), dir, leftovers, active));
         }
-    }
-}
-
-/// Waits until the supervisor of a job is to be told again that its node has its lease.
-async fn heartbeat(run: &Run, job: &Job) {
-    match job.lease {
-        Some(_) => run.engine().clock().sleep(HEARTBEAT_INTERVAL).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -586,8 +565,11 @@ fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
     if let Some(stdin) = stdin {
         write_private(&dir.join(STDIN), stdin.as_bytes())?;
     }
-    let text = serde_json::to_vec(job)?;
-    write_atomically(&dir.join(JOB), &text)
+    rewrite_job(dir, job)
+}
+
+fn rewrite_job(dir: &Path, job: &Job) -> io::Result<()> {
+    write_atomically(&dir.join(JOB), &serde_json::to_vec(job)?)
 }
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -30,6 +30,12 @@ impl Engine {
         drop(self.queue_in_order(caller, id, Command::Cancel { reason: Some(reason.into()) }));
     }
 
+    /// The same, but not if the process ends now.
+    pub(crate) fn cancel_soon(&self, caller: CallerId, id: TaskId, reason: &'static str) {
+        let engine = self.clone();
+        self.spawn(async move { engine.cancel_in_order(caller, id, reason) });
+    }
+
     fn queue_in_order(&self, caller: CallerId, id: TaskId, command: Command) -> oneshot::Receiver<Result<Receipt, Error>> {
         let (receipt, received) = oneshot::channel();
         let request = WriterRequest::Task(TaskRequest { id, by: Authority::Caller(caller), command, waits: true, receipt });

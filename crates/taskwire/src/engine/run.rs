@@ -181,7 +181,7 @@ impl Run {
         match self.phase() {
             // A promotion that is under way does not undo this: the run stays stopped.
             Phase::Loose => self.stop(),
-            Phase::Task(id) => self.engine.cancel_in_order(self.spec.caller.clone(), id, reason),
+            Phase::Task(id) => self.engine.cancel_soon(self.spec.caller.clone(), id, reason),
             Phase::Done(_) => {}
         }
     }

@@ -115,10 +115,10 @@ impl Runs {
         self.publish(&table);
     }
 
-    /// Stops the runs whose tasks another node could run again. Any other goes on: no second attempt of it can begin elsewhere. Says whether
-    /// there was one.
+    /// Stops the runs whose tasks another node could run again, or go on with. Any other goes on: no second attempt of it can begin elsewhere.
+    /// Says whether there was one.
     pub(super) fn abandon_what_others_may_run(&self) -> bool {
-        let may_run = |running: &RunningAttempt| running.on_interrupt == OnInterrupt::Retry;
+        let may_run = |running: &RunningAttempt| running.on_interrupt != OnInterrupt::Fail;
         let ids: Vec<TaskId> = self.lock().running.iter().filter(|(_, running)| may_run(running)).map(|(id, _)| *id).collect();
         ids.iter().for_each(|id| self.abandon(*id));
         !ids.is_empty()

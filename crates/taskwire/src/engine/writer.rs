@@ -196,7 +196,7 @@ impl<S: Store> Writer<S> {
         let now = engine.now();
         let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
         self.quota.begin_batch(free, engine.limits());
-        let mut batch = Batch::default();
+        let (mut batch, mut is_away) = (Batch::default(), false);
         for request in requests {
             let request = match request {
                 WriterRequest::Task(request) => request,
@@ -206,7 +206,12 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
             };
-            if batch.is_delayed(request.id) {
+            if is_away && !request.waits {
+                // Each look would take as long as the first one did.
+                batch.add(request, Decided::rejected(crate::engine::Error::Away));
+                continue;
+            }
+            if is_away || batch.is_delayed(request.id) {
                 // What is asked of one task is decided in order.
                 batch.later.push(WriterRequest::Task(request));
                 continue;
@@ -214,8 +219,13 @@ impl<S: Store> Writer<S> {
             match self.decide(engine, &request, now, &mut batch).await {
                 Ok(decided) => batch.add(request, decided),
                 // A failed read concerns this command alone; only a failed commit ends the writer.
-                Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) && request.waits => {
-                    batch.later.push(WriterRequest::Task(request));
+                Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) => {
+                    is_away = true;
+                    if request.waits {
+                        batch.later.push(WriterRequest::Task(request));
+                    } else {
+                        batch.add(request, Decided::rejected(crate::engine::Error::Away));
+                    }
                 }
                 Err(error) => batch.add(request, Decided::rejected(error.into())),
             }

@@ -512,13 +512,18 @@ impl Cluster for Node {
         Box::pin(std::future::ready(Ok(is_alive)))
     }
 
-    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
+    fn stranded_tasks(
+        &self,
+        judge_at: Option<Timestamp>,
+        after: Option<(Epoch, TaskId)>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
         let now = self.memory.0.clock.now();
         let mut state = self.memory.lock();
-        if judge {
+        if let Some(judge_at) = judge_at {
             let State { nodes, gone, .. } = &mut *state;
             gone.retain(|_, since| now.since(*since) < GONE_REMEMBERED);
-            gone.extend(nodes.extract_if(.., |_, node| node.expires <= now).map(|(epoch, node)| (epoch, node.expires)));
+            gone.extend(nodes.extract_if(.., |_, node| node.expires <= judge_at).map(|(epoch, node)| (epoch, node.expires)));
         }
         let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.epoch, stored.task.id));
         let stranded: BTreeSet<_> =

@@ -233,9 +233,14 @@ pub trait Cluster: Send + Sync + 'static {
     /// Whether the node of this epoch has not been declared dead.
     fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>>;
 
-    /// Tasks that have not ended and whose node is gone, ordered by epoch and id, after `after`, at most `limit`. If it is to `judge`, it
-    /// first declares the nodes dead whose lease has expired.
-    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>>;
+    /// Tasks that have not ended and whose node is gone, ordered by epoch and id, after `after`, at most `limit`. If it is to judge, it
+    /// first declares the nodes dead whose lease has expired at the store's time `judge_at`.
+    fn stranded_tasks(
+        &self,
+        judge_at: Option<Timestamp>,
+        after: Option<(Epoch, TaskId)>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>>;
 
     /// The versions of these tasks, in their order; none for one that is not there.
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>>;

@@ -86,6 +86,7 @@ macro_rules! on_each_store {
 }
 
 mod balanced;
+mod database;
 
 on_each_store! {
     a_question_is_asked_once_whichever_nodes_have_the_streams

@@ -1,20 +1,24 @@
 //! Commands that were lost: started again, if their tool allows it.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use taskwire_core::{Attempt, task::OnInterrupt};
 
-use super::{CommandRun, CommandTool, JournalCheckpoint, files_unusable, internal, write_job};
+use super::{CommandRun, CommandTool, JournalCheckpoint, files_unusable, internal, rewrite_job, write_job};
 use crate::{
     command::{
         definition::Leftovers,
+        journal,
         parser::OutputSettings,
-        supervisor::{Job, STDIN},
+        supervisor::{Job, JobLease, STDIN, lease_time_ms},
         sweep,
     },
     engine::Phase,
     tool::{ToolError, from_engine},
 };
+
+/// How soon it is looked again whether this node has a lease.
+const LEASE_PAUSE: Duration = Duration::from_millis(100);
 
 const LOST: &str = "interrupted: the command was lost while it ran (its machine was restarted, its server was gone for too long, its processes were killed, or \
      its files were removed)";
@@ -28,7 +32,48 @@ pub(in crate::command) fn is_here(dir: &Path, checkpoint: &JournalCheckpoint) ->
 impl CommandRun {
     /// Whether the command was started on another node, and is over there.
     pub(super) fn was_elsewhere(&self, dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
-        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !is_here(dir, checkpoint)
+        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !checkpoint.waiting && !is_here(dir, checkpoint)
+    }
+
+    /// Where nodes share the store: what a job says of this node. Waits for a lease, for without one the supervisor must start nothing.
+    pub(super) async fn job_lease(&self, before: Option<&JobLease>) -> Option<JobLease> {
+        let engine = self.run.engine();
+        let orphan_after_ms = u64::try_from(engine.orphan_after()?.as_millis()).unwrap_or(u64::MAX);
+        loop {
+            let held_at_ms = lease_time_ms();
+            if engine.has_lease() || self.run.is_stopped() {
+                let epoch = before.map_or(engine.epoch().0, |lease| lease.epoch);
+                return Some(JobLease { epoch, held_at_ms, orphan_after_ms });
+            }
+            engine.clock().sleep(LEASE_PAUSE).await;
+        }
+    }
+
+    /// A job of an earlier attempt. If nothing has begun it, it may begin from now on.
+    pub(super) async fn renewed(&self, dir: &Path, mut job: Job) -> Result<Job, ToolError> {
+        if job.lease.is_some() && !dir.join(journal::FILE).exists() {
+            job.lease = self.job_lease(job.lease.as_ref()).await;
+            self.retry_while_short(|| rewrite_job(dir, &job)).await.map_err(|error| files_unusable(dir, &error))?;
+        }
+        Ok(job)
+    }
+
+    /// Where nodes share the store: records whether the command waits for its turn. If its node is lost meanwhile, it was never started.
+    pub(super) async fn set_waiting(&self, waiting: bool) -> Result<(), ToolError> {
+        if self.run.engine().orphan_after().is_none() {
+            return Ok(());
+        }
+        let last: Option<JournalCheckpoint> = self.ctx.saved()?;
+        let last = last.unwrap_or_else(|| JournalCheckpoint::start(1, 0, 0));
+        // What was started once has said so already.
+        if last.job_number > 1 || last.offset > 0 {
+            return Ok(());
+        }
+        match self.ctx.checkpoint(&JournalCheckpoint { waiting, ..last }).await {
+            Err(error) if matches!(self.run.phase(), Phase::Task(_)) => Err(error),
+            // A call for which no task can be made ends with its node.
+            _ => Ok(()),
+        }
     }
 
     /// Starts a command anew that was lost with its node, if the tool allows it.
@@ -82,7 +127,7 @@ impl CommandRun {
         // Some of its output may still be on the way into the log.
         self.ctx.flush().await?;
         let seq = self.run.engine().chunk_range(self.run.id()).await.map_err(from_engine)?.end;
-        let lease = self.job_lease();
+        let lease = self.job_lease(None).await;
         let epoch = lease.as_ref().map_or(0, |lease| lease.epoch);
         let next = JournalCheckpoint::start(last.job_number + 1, seq.0, epoch);
         let dir = self.commands.job_dir(self.run.id(), next.job_number);

@@ -256,7 +256,7 @@ impl RunningJob {
             JobPhase::Killing { until } => Some(until.min(now + KILL_INTERVAL)),
             JobPhase::Over => Some(now),
         };
-        let orphan = self.lease.next_check(now).filter(|_| matches!(self.phase, JobPhase::Running));
+        let orphan = self.lease.next_check(now).filter(|_| !matches!(self.phase, JobPhase::Killing { .. } | JobPhase::Over));
         let write = (!self.unwritten.is_empty() || self.is_disk_short()).then_some(now + WRITE_PAUSE);
         next.into_iter().chain(write).chain(orphan).min()
     }
@@ -276,15 +276,17 @@ impl RunningJob {
         }
     }
 
-    /// Ends the command when no server that has its lease was heard for too long: another node may start it anew.
+    /// Ends the command when it is too long ago that a server had its lease: another node may start it anew. However it ends, it is over by
+    /// then.
     fn end_if_orphaned(&mut self, now: Instant) {
-        if matches!(self.phase, JobPhase::Running)
-            && let Some(time_left) = self.lease.time_left_if_orphaned()
-        {
-            self.stop();
-            if let JobPhase::Ending { until } = &mut self.phase {
-                *until = (*until).min(now + time_left);
-            }
+        let Some(time_left) = self.lease.time_left_if_orphaned() else { return };
+        match &mut self.phase {
+            JobPhase::Running => self.stop(),
+            JobPhase::Draining { until, not_before } => (*until, *not_before) = (now, now),
+            JobPhase::Ending { .. } | JobPhase::Killing { .. } | JobPhase::Over => {}
+        }
+        if let JobPhase::Ending { until } = &mut self.phase {
+            *until = (*until).min(now + time_left);
         }
     }
 

@@ -21,6 +21,8 @@ use crate::{
 const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 /// How long before the end of its lease a node stops what another one could run again.
 const MARGIN: Duration = Duration::from_secs(1);
+/// A larger difference to what a node counted itself means that the store's clock was set.
+const CLOCK_STEP: Duration = Duration::from_secs(1);
 /// How soon a renewal that failed is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How many renewals find a task that is about to be made.
@@ -91,9 +93,12 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     let time_left = before.until.saturating_sub(asked_at + MARGIN + RETRY_DELAY).clamp(RETRY_DELAY, RENEW_INTERVAL);
     match within(membership, time_left, membership.cluster.renew(engine.epoch())).await {
         Ok(Some(lease)) => {
+            // Of leases that were renewed before the store's clock was set, nobody can tell when they expire.
+            let expected = membership.clock.now();
+            let was_set = expected.since(lease.now).max(lease.now.since(expected)) > CLOCK_STEP;
             membership.store_time.set(lease.now);
             // A node that was cut off, or stopped, cannot tell who else was.
-            let reached_since = if asked_at > before.until { asked_at } else { before.reached_since };
+            let reached_since = if was_set || asked_at > before.until { asked_at } else { before.reached_since };
             membership.lease.set(Times { until: asked_at + lease.lasts, lasts: lease.lasts, reached_since });
             resume_stopped(engine);
             RENEW_INTERVAL

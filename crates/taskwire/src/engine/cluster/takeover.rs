@@ -1,9 +1,12 @@
 //! Takes over the tasks of nodes that are gone.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use futures_util::future::join_all;
-use taskwire_core::task::{Authority, Command, Event, OnInterrupt, Task};
+use taskwire_core::{
+    Epoch,
+    task::{Authority, Command, Event, OnInterrupt, Task},
+};
 
 use super::Membership;
 use crate::{
@@ -18,13 +21,16 @@ const PAGE: usize = 256;
 /// After this time any node takes a task whose tool it does not have: it ends, with an error that says so.
 const WITHOUT_TOOL_AFTER: Duration = Duration::from_secs(60);
 
+/// Since when this node knows that others are gone, by its own monotonic clock: that of the store may be set.
+type SeenGone = HashMap<Epoch, Duration>;
+
 /// Looks again and again, until the engine is gone.
 pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
-    let mut is_first = true;
+    let (mut is_first, mut seen_gone) = (true, SeenGone::new());
     loop {
         let Some(engine) = weak.get() else { return };
         let Some(membership) = &engine.0.cluster else { return };
-        if let Err(error) = take_all(&engine, membership, &*seen).await {
+        if let Err(error) = take_all(&engine, membership, &mut seen_gone, &*seen).await {
             tracing::warn!(%error, "tasks of other nodes could not be taken over: trying again");
         }
         if std::mem::take(&mut is_first) {
@@ -37,16 +43,25 @@ pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
 }
 
 /// Takes what this node can go on with, a page at a time.
-async fn take_all(engine: &Engine, membership: &Membership, seen: &OnRecovered) -> Result<(), Error> {
-    let mut after = None;
+async fn take_all(engine: &Engine, membership: &Membership, seen_gone: &mut SeenGone, seen: &OnRecovered) -> Result<(), Error> {
+    let (mut after, mut still_gone) = (None, SeenGone::new());
     // Who has left is gone for certain; of others only a node may say so that could reach the store all the time.
-    let mut judge = membership.lease.may_judge_others(membership.clock.monotonic());
+    let may_judge = membership.lease.may_judge_others(membership.clock.monotonic());
+    let mut judge_at = may_judge.then(|| membership.clock.now());
     while membership.has_lease() {
-        let stranded = membership.cluster.stranded_tasks(std::mem::take(&mut judge), after, PAGE).await?;
+        let mut stranded = membership.cluster.stranded_tasks(judge_at.take(), after, PAGE).await?;
+        let now = membership.clock.monotonic();
+        for task in &mut stranded {
+            let since = *still_gone.entry(task.epoch).or_insert_with(|| seen_gone.get(&task.epoch).copied().unwrap_or(now));
+            task.gone_for = task.gone_for.min(now.saturating_sub(since));
+        }
         take(engine, &stranded, seen).await;
         match stranded.last() {
             Some(last) if stranded.len() >= PAGE => after = Some((last.epoch, last.id)),
-            _ => break,
+            _ => {
+                *seen_gone = still_gone;
+                break;
+            }
         }
     }
     Ok(())
@@ -93,6 +108,8 @@ async fn can_take(engine: &Engine, task: &Task, gone_for: Duration) -> Result<bo
     let orphan_after = engine.0.config.orphan_after;
     Ok(match engine.work().map(|work| work.can_take(task, checkpoint)) {
         Some(Takeover::Now) => true,
+        // Made by a node that had lost its lease in that moment, so the time since then counts.
+        Some(Takeover::WhenOrphaned) if task.epoch == NO_EPOCH => engine.now().since(task.updated_at) >= orphan_after,
         Some(Takeover::WhenOrphaned) => gone_for >= orphan_after,
         Some(Takeover::Never) | None => gone_for >= orphan_after + WITHOUT_TOOL_AFTER,
     })

@@ -150,10 +150,6 @@ impl Waiter {
             return Self(before);
         }
         let linger = find_tool(context, &task.spec.tool).map_or(context.config.linger, |tool| linger(context, &tool));
-        if task.spec.linger_key.is_some() {
-            // If this cannot be stored just now, its call is as one that another node does not know of.
-            let _ = context.engine.join(task, true).await;
-        }
         let waiting = WaitingCall {
             context: context.clone(),
             caller: task.spec.caller.clone(),
@@ -169,7 +165,13 @@ impl Waiter {
             joined_started_at: OnceLock::new(),
             byte_stream_request: None,
         };
-        Self(Arc::new(waiting))
+        let waiter = Self(Arc::new(waiting));
+        if task.spec.linger_key.is_some() {
+            // If this cannot be stored just now, its call is as one that another node does not know of. If the client hangs up meanwhile, the
+            // waiter leaves again.
+            let _ = context.engine.join(task, true).await;
+        }
+        waiter
     }
 
     /// A reference that does not keep the call waiting.
@@ -456,11 +458,19 @@ impl WaitingCall {
                 let Some(task) = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task)) else {
                     continue;
                 };
-                if let Some(task) = self.try_join(&task, shared).await? {
-                    calls.add_joined(context, key.clone(), id, shared);
-                    *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
-                    self.set_joined(&task);
-                    return Ok(Some(task));
+                // Before it is stored, so that a client that hangs up now leaves it again.
+                calls.add_joined(context, key.clone(), id, shared);
+                *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };
+                match self.try_join(&task, shared).await {
+                    Ok(Some(task)) => {
+                        self.set_joined(&task);
+                        return Ok(Some(task));
+                    }
+                    refused => {
+                        calls.forget(id);
+                        *lock(&self.state) = State::default();
+                        refused?;
+                    }
                 }
                 may_be_left |= task.ended.is_none();
             }

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -58,6 +59,9 @@ impl Filter<'_> {
         !lists && self.resource_subscriptions.is_empty() && self.task_ids.is_none()
     }
 }
+
+/// How soon a stream reads again when the store could not be reached.
+const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A task whose output the client wants, and from which seq on.
 type Output = (String, Option<Seq>);
@@ -180,6 +184,8 @@ enum Turn {
     Idle,
     /// There is more.
     More,
+    /// The store cannot be reached just now.
+    Later,
     /// What should come next was removed from the log: the stream ends, so that its client asks anew.
     Lost,
 }
@@ -252,6 +258,10 @@ impl ListenStream<'_, '_> {
                 Some(id) = async { queue.pop_front() } => match Box::pin(self.turn(&mut tasks, id)).await? {
                     Turn::Idle => {}
                     Turn::More => enqueue(&mut tasks, &mut queue, id),
+                    Turn::Later => {
+                        self.cx.context.engine.clock().sleep(AWAY_PAUSE).await;
+                        enqueue(&mut tasks, &mut queue, id);
+                    }
                     Turn::Lost => return Ok(()),
                 },
             }
@@ -295,6 +305,7 @@ impl ListenStream<'_, '_> {
                 tasks.remove(&id);
                 return Ok(Turn::Idle);
             }
+            Err(engine::Error::Away) => return Ok(Turn::Later),
             Err(error) => return Err(error.into()),
         };
         let mut chunks = Vec::new();

@@ -54,10 +54,10 @@ const IS_ALIVE: Sql = Sql { text: "SELECT 1 FROM @node WHERE epoch = $1", types:
 /// Declares nodes dead whose lease has expired.
 const JUDGE: Sql = Sql {
     text: "WITH dead AS (
-            DELETE FROM @node WHERE expires <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint RETURNING epoch, name, expires
+            DELETE FROM @node WHERE expires <= $1 RETURNING epoch, name, expires
         ), remembered AS (INSERT INTO @gone(epoch, since) SELECT epoch, expires FROM dead ON CONFLICT DO NOTHING)
         SELECT epoch, name FROM dead",
-    types: &[],
+    types: &[Type::INT8],
 };
 /// From one epoch to the next by the index, and in each from one task to the next: there are few epochs, and many tasks.
 const STRANDED: Sql = Sql {
@@ -225,9 +225,17 @@ impl Cluster for Node {
         Box::pin(async move { Ok(!self.database.run(&IS_ALIVE, &[&number(epoch.0)]).await?.is_empty()) })
     }
 
-    fn stranded_tasks(&self, judge: bool, after: Option<(Epoch, TaskId)>, limit: usize) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
+    fn stranded_tasks(
+        &self,
+        judge_at: Option<Timestamp>,
+        after: Option<(Epoch, TaskId)>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
         Box::pin(async move {
-            let dead = if judge { self.database.run(&JUDGE, &[]).await? } else { Vec::new() };
+            let dead = match judge_at {
+                Some(at) => self.database.run(&JUDGE, &[&at.as_millis()]).await?,
+                None => Vec::new(),
+            };
             for row in &dead {
                 let (epoch, name): (i64, &str) = (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
                 tracing::warn!(node = name, epoch, "a node has not renewed its lease: other nodes take over what it ran");

@@ -41,6 +41,12 @@ const MISSING: Sql = Sql {
     types: &[Type::INT8_ARRAY],
 };
 
+const IS_PARTITION: Sql = Sql {
+    text: "SELECT 1 FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+        WHERE i.inhparent = to_regclass('@chunk') AND c.relname = $1",
+    types: &[Type::TEXT],
+};
+
 /// Partitions of days before `$2`: name, day, whether it is one still, whether it is about to be none, whether its day has tasks.
 const OLD: Sql = Sql {
     text: "SELECT name, day, is_attached, is_pending, EXISTS (
@@ -170,7 +176,9 @@ async fn remove_old(database: &Database) -> Result<(), Error> {
             // It was interrupted.
             run(database, &client, &format!("ALTER TABLE @chunk DETACH PARTITION @{name} FINALIZE")).await?;
         } else if is_attached && has_tasks {
-            sweep(database, &client, &name).await?;
+            if let Err(error) = sweep(database, &client, &name).await {
+                tracing::warn!(%error, partition = name, "old output could not be removed: trying again in an hour");
+            }
             continue;
         } else if is_attached {
             // It waits for whoever uses the partition, and locks nobody out. If that takes too long, the next upkeep goes on.
@@ -184,6 +192,11 @@ async fn remove_old(database: &Database) -> Result<(), Error> {
 /// Drops a table that was a partition, unless a task of its day was made since.
 async fn drop_detached(database: &Database, client: &ClientWrapper, name: &str, day: i64) -> Result<(), Error> {
     run(database, client, BEGIN).await?;
+    // Whoever has attached it again meanwhile, and writes to it, is seen after this.
+    run(database, client, &format!("LOCK TABLE @{name} IN ACCESS EXCLUSIVE MODE")).await?;
+    if !database.run_in(client, &IS_PARTITION, &[&name]).await?.is_empty() {
+        return run(database, client, "COMMIT").await;
+    }
     let rows = database.run_in(client, &HAS_TASKS, &[&day]).await?;
     if rows.first().map_or(Ok(true), |row| row.try_get(0)).map_err(classify)? {
         attach(database, client, name, day).await?;

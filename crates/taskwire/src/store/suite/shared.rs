@@ -91,6 +91,11 @@ fn cluster(store: &impl Store) -> Arc<dyn Cluster> {
     store.cluster().expect("nodes share it")
 }
 
+/// The store's time, as this node learns it.
+fn now(cluster: &dyn Cluster, epoch: Epoch) -> Option<Timestamp> {
+    Some(cluster.renew(epoch).wait().expect("reachable").expect("it has a lease").now)
+}
+
 fn created(store: &mut impl Store, name: u8, spec: Spec) -> Driver {
     let mut driver = Driver::new(name);
     let new = NewTask::new(Arc::new(spec), json!({}).into(), store.epoch());
@@ -152,11 +157,11 @@ fn a_lease_holds_until_another_node_finds_it_expired<S: Shared>(shared: &S) {
         shared.expire(&[here.epoch()]);
         let lease = lost.renew(here.epoch()).wait().expect("reachable").expect("nobody has looked");
         assert_eq!(lease.lasts, lost.first_lease().0.lasts);
-        assert!(finder.stranded_tasks(true, None, 10).wait().expect("readable").is_empty());
+        assert!(finder.stranded_tasks(now(&*finder, there.epoch()), None, 10).wait().expect("readable").is_empty());
         assert!(finder.is_alive(here.epoch()).wait().expect("readable"));
     }
     shared.expire(&[here.epoch()]);
-    finder.stranded_tasks(true, None, 10).wait().expect("readable");
+    finder.stranded_tasks(now(&*finder, there.epoch()), None, 10).wait().expect("readable");
     assert!(!finder.is_alive(here.epoch()).wait().expect("readable"));
     assert_eq!(lost.renew(here.epoch()).wait().expect("reachable"), None, "it was declared dead");
     let next = lost.rejoin().wait().expect("reachable");
@@ -173,9 +178,13 @@ fn the_tasks_of_nodes_that_are_gone_are_stranded<S: Shared>(shared: &S) {
     let mut drivers: Vec<Driver> = (1..=5).map(|name| created(&mut here, name, spec())).collect();
     let own = created(&mut there, 6, spec());
     commit(&mut here, &mut drivers[4], &ends()[0]);
-    assert!(finder.stranded_tasks(true, None, 10).wait().expect("readable").is_empty());
+    assert!(finder.stranded_tasks(now(&*finder, there.epoch()), None, 10).wait().expect("readable").is_empty());
     shared.expire(&[here.epoch()]);
-    let found = |judge, after, limit| -> Vec<StrandedTask> { finder.stranded_tasks(judge, after, limit).wait().expect("readable") };
+    let epoch = there.epoch();
+    let found = |judge, after, limit| -> Vec<StrandedTask> {
+        let judge_at = if judge { now(&*finder, epoch) } else { None };
+        finder.stranded_tasks(judge_at, after, limit).wait().expect("readable")
+    };
     assert!(found(false, None, 10).is_empty(), "nobody has said that the node is dead");
     let stranded = found(true, None, 10);
     let left = |drivers: &[Driver]| drivers.iter().map(|driver| (driver.id, here.epoch())).collect::<Vec<_>>();
@@ -196,7 +205,7 @@ fn the_tasks_of_nodes_that_are_gone_are_stranded<S: Shared>(shared: &S) {
     // A node that leaves has said it itself.
     let third = shared.open("third");
     finder.leave(there.epoch()).wait().expect("reachable");
-    let left_behind = cluster(&third).stranded_tasks(false, None, 10).wait().expect("readable");
+    let left_behind = cluster(&third).stranded_tasks(None, None, 10).wait().expect("readable");
     assert!(named(&left_behind).contains(&(own.id, there.epoch())) && left_behind.len() == 5);
 }
 

@@ -20,6 +20,8 @@ use crate::{
 
 /// How often work that lingers without a limit is looked at.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// How soon it is looked at again when the store could not be read.
+const AWAY_INTERVAL: Duration = Duration::from_secs(5);
 /// The resolution of stored times.
 const MOMENT: Duration = Duration::from_millis(1);
 /// Why work stops whose linger expired.
@@ -37,7 +39,11 @@ pub(super) fn let_linger(waiting: &WaitingCall, work: RunOrTask, counted: bool) 
         context.calls.forget(id);
         return match work {
             RunOrTask::Run(run) => run.cancel(HUNG_UP),
-            RunOrTask::Task(id) => context.engine.abandon_in_order(waiting.caller.clone(), id, HUNG_UP),
+            RunOrTask::Task(id) => {
+                let (engine, caller) = (context.engine.clone(), waiting.caller.clone());
+                // A process that ends drops its calls, too: that is no hang-up, and this is not carried out then.
+                context.engine.spawn(async move { engine.abandon_in_order(caller, id, HUNG_UP) });
+            }
         };
     }
     // A loose run that suspended itself to ask has nothing left to do: the caller calls again with the answers.
@@ -133,13 +139,19 @@ impl LingeringWork {
         // None if a call joined it, or a caller knows it.
         let since = calls.lingering_since(id, self.linger_count)?;
         let task = match engine.any_task(id).await {
-            Err(engine::Error::Away) => return Some(RECHECK_INTERVAL),
+            Err(engine::Error::Away) => return Some(AWAY_INTERVAL),
             read => read.ok().flatten(),
         };
-        if task.as_ref().is_some_and(|task| task.awaited_by().next().is_some()) {
-            // A call on another node joined it: that node watches over it now.
-            calls.forget(id);
-            return None;
+        for epoch in task.iter().flat_map(|task| task.awaited_by()) {
+            match engine.is_other_node(epoch).await {
+                // A call on another node joined it: that node watches over it now.
+                Ok(true) => {
+                    calls.forget(id);
+                    return None;
+                }
+                Ok(false) => {}
+                Err(_) => return Some(AWAY_INTERVAL),
+            }
         }
         let rest = match task.as_ref().map(|task| (task.ended, task.left_at())) {
             // The same call gets the outcome, for a while.

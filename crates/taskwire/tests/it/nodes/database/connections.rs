@@ -77,7 +77,7 @@ async fn pool_exhaustion_of_the_server_means_try_again_until_others_leave_room()
         // None of them hangs: 15 are sent in a second.
         with_timeout("refusals", load.is_refused(30)).await;
         let late = with_timeout("an answer", PostgresStore::open(PostgresConfig::new(database.url(), "late"))).await;
-        assert_eq!(late.err().expect("there is no room").kind(), ErrorKind::Away);
+        assert_eq!(late.expect_err("there is no room").kind(), ErrorKind::Away);
         drop(others);
         with_timeout("the work", load.goes_on()).await;
         assert_eq!(gone(&database), "0");
