@@ -34,10 +34,11 @@ pub(crate) async fn respond(context: &Arc<Context>, era: Era, message: &Incoming
         Channel::ByteStream(session) => legacy::Channel::ByteStream(*session),
     };
     let origin = legacy::MessageSource { caller, channel, out };
+    // In memory of their own: else each request would take what the largest of all eras takes.
     if legacy::is_initialize(message) {
-        return legacy::initialize(context, message, bytes, origin).await.0;
+        return Box::pin(legacy::initialize(context, message, bytes, origin)).await.0;
     }
-    legacy::handle(context, message, bytes, origin).await
+    Box::pin(legacy::handle(context, message, bytes, origin)).await
 }
 
 /// What the headers say of a session; `events` says whether the client accepts an event stream as the response.
