@@ -138,7 +138,7 @@ impl Drop for CommandRun {
 /// Whether the command of a task with this checkpoint was started on this machine.
 pub(super) fn is_here(commands: &Commands, id: TaskId, checkpoint: Option<&Payload>) -> bool {
     let checkpoint = checkpoint.map_or_else(|| Ok(JournalCheckpoint::start(1, 0, 0)), Payload::read::<JournalCheckpoint>);
-    checkpoint.is_ok_and(|checkpoint| checkpoint.waiting || restart::is_here(&commands.job_dir(id, checkpoint.job_number), &checkpoint))
+    checkpoint.is_ok_and(|checkpoint| restart::is_here(&commands.job_dir(id, checkpoint.job_number), &checkpoint))
 }
 
 /// Runs a command, or attaches to one that runs. Without `command` it only attaches.
