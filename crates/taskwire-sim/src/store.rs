@@ -176,6 +176,8 @@ fn kinds(write: &TaskWrite) -> String {
         Event::Left { .. } => "left",
         Event::Touched => "touched",
         Event::Expired => "expired",
+        Event::Queued => "queued",
+        Event::Dequeued => "dequeued",
     };
     write.events.iter().map(kind).collect::<Vec<_>>().join("+")
 }
@@ -459,6 +461,10 @@ impl Cluster for SimCluster {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
         self.reach(move || self.inner.stranded_tasks(judge_at, after, limit))
+    }
+
+    fn queued_tasks<'a>(&'a self, epoch: Epoch, free: &'a [(String, usize)]) -> BoxFuture<'a, Result<Vec<(TaskId, Epoch)>, Error>> {
+        self.reach(move || self.inner.queued_tasks(epoch, free))
     }
 
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {

@@ -1,8 +1,9 @@
 //! Nodes that share a database, as who runs them meets them: processes that are listed, killed, stopped for a while and replaced.
 //!
-//! [`takeover`] has what becomes of the command of a node that is gone, [`database`] what a database does to its nodes.
+//! [`takeover`] has what becomes of the command of a node that is gone, [`slots`] where commands run that wait, [`database`] what a database does to its nodes.
 
 mod database;
+mod slots;
 mod takeover;
 
 use std::{
@@ -75,6 +76,14 @@ os.waitpid(child, 0)
 os.write(1, b"end\n")
 "#;
 
+/// Notes on which node it began, and ends when it is let go.
+const GATED: &str = r#"
+cd "$(dirname "$0")"
+echo "$2 on $1" >> begun
+while [ ! -e "go-$2" ]; do sleep 0.01; done
+echo "$2 is done"
+"#;
+
 /// Three nodes and their database. Each has a directory of its own.
 struct Cluster {
     nodes: [ServerDir; 3],
@@ -85,11 +94,12 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts them, with the demo tools and the command `tally`.
+    /// Starts them, with the demo tools and the commands `tally` and `gated`, of which one runs on each node at a time.
     fn start(orphan_after: &str, on_interrupt: &str) -> (Self, [CommandServer; 3]) {
         let database = Database::start_fast(&Installation::of(18));
         let notes = ServerDir::new("");
         notes.write("tally.py", TALLY);
+        notes.write("gated.sh", GATED);
         let keys = format!(
             "command = [\"python3\", \"{}\", \"{}\"]\ntask = \"always\"\nkill_after = \"1s\"\non_interrupt = \"{on_interrupt}\"",
             notes.path("tally.py"),
@@ -97,7 +107,14 @@ impl Cluster {
         );
         let (url, tally) = (database.url(), tool("tally", &keys));
         let shared = format!("store = \"{url}\"\norphan_after = \"{orphan_after}\"\ndrain = \"1s\"\ndemo = true");
-        let nodes = NAMES.map(|name| ServerDir::new(&format!("node = \"{name}\"\n{shared}\n{tally}")));
+        let nodes = NAMES.map(|name| {
+            let keys = format!(
+                "command = [\"sh\", \"{}\", \"{name}\", \"{{name}}\"]\ninput = {{ name = {{ type = \"string\" }} }}\n\
+                 task = \"always\"\nconcurrency = 1\non_interrupt = \"{on_interrupt}\"",
+                notes.path("gated.sh")
+            );
+            ServerDir::new(&format!("node = \"{name}\"\n{shared}\n{tally}\n{}", tool("gated", &keys)))
+        });
         let servers = nodes.each_ref().map(ServerDir::spawn);
         for server in &servers {
             server.ready();

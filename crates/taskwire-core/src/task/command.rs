@@ -1,6 +1,6 @@
 //! Commands: what may be asked of a task, by whom, and why it is rejected.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use super::{
     blocks::Blocks,
@@ -123,6 +123,19 @@ pub enum Command {
     },
     /// Do what is due: fail a task that timed out, forget one whose retention is over.
     Tick,
+    /// Its work waits for a slot of its tool, and has not begun.
+    Queue,
+    /// Its work has a slot, and begins.
+    Dequeue,
+    /// Take it from a node where its work waits for a slot.
+    TakeQueued {
+        /// That node.
+        from: Epoch,
+        /// The start of the server that takes it.
+        epoch: Epoch,
+        /// For how long it must have waited there.
+        after: Duration,
+    },
     /// Recover it, if its attempt belongs to a server that is gone: run it again, or fail it.
     Recover {
         /// The starts of servers that are gone.

@@ -68,6 +68,9 @@ pub fn decide(task: Option<&Task>, by: &Authority, command: &Command, now: Times
         Command::Abandon { epoch, .. } if task.ended.is_some() || task.awaited_by().any(|other| other != *epoch) => Ok(leave(task, *epoch)),
         Command::Abandon { reason, .. } => Ok(vec![Event::Cancelled { reason: Some(reason.clone()) }]),
         Command::Tick => Ok(tick(task, now)),
+        Command::Queue => Ok(if task.queued_at.is_none() { vec![Event::Queued] } else { Vec::new() }),
+        Command::Dequeue => Ok(if task.queued_at.is_some() { vec![Event::Dequeued] } else { Vec::new() }),
+        Command::TakeQueued { from, epoch, after } => Ok(take_queued(task, *from, *epoch, now, *after)),
         Command::Recover { lost, epoch } => Ok(recover(task, lost, *epoch)),
     };
     events.map(|events| with_failure_reason(task, events, limits))
@@ -243,15 +246,20 @@ fn span(ms: Option<u64>) -> impl Display {
     humantime::format_duration(Duration::from_millis(ms.unwrap_or(0)))
 }
 
+/// A task that waits for a slot goes to another node, where its wait begins again.
+fn take_queued(task: &Task, from: Epoch, epoch: Epoch, now: Timestamp, after: Duration) -> Vec<Event> {
+    let has_waited = task.queued_at.is_some_and(|at| now.since(at) >= after);
+    if task.epoch != from || !has_waited {
+        return Vec::new();
+    }
+    vec![Event::Started { attempt: task.attempt.next(), epoch }, Event::Queued]
+}
+
 fn recover(task: &Task, lost: &Range<Epoch>, epoch: Epoch) -> Vec<Event> {
     if task.ended.is_some() || !lost.contains(&task.epoch) {
         return Vec::new();
     }
-    // A caller that waited for the result lost its call with the server and will call again. Nobody can find this task,
-    // unless by its key or by the state that came with a question.
-    let spec = &task.spec;
-    let unknown = spec.hidden && !spec.findable && !spec.lingers && spec.idempotency_key.is_none() && spec.outbox.is_none();
-    let lost = unknown && task.questions.is_empty();
+    let lost = task.is_lost_with_its_call();
     let again = match task.spec.on_interrupt {
         OnInterrupt::Fail => false,
         OnInterrupt::Retry => task.attempt.0 < task.spec.attempts_max,

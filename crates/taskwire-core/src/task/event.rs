@@ -86,6 +86,10 @@ pub enum Event {
         /// The start of the server that runs it.
         epoch: Epoch,
     },
+    /// The attempt waits for a slot of its tool. Until `Dequeued` nothing of its work has begun.
+    Queued,
+    /// The attempt has a slot: its work begins.
+    Dequeued,
     /// A chunk was written.
     Appended {
         /// Its number.
@@ -179,7 +183,7 @@ impl Event {
             Self::Created { spec, arguments: request, continuation: carried, .. } => {
                 3 * spec.bytes() + request.as_str().len() + size(carried)
             }
-            Self::Started { .. } | Self::Joined { .. } | Self::Left { .. } | Self::Touched => 0,
+            Self::Started { .. } | Self::Queued | Self::Dequeued | Self::Joined { .. } | Self::Left { .. } | Self::Touched => 0,
             Self::StatusReported { message, .. } => message.as_ref().map_or(0, |message| message.len()),
             // The task's head has these too.
             Self::Asked { key, request } => 2 * (key.as_str().len() + request.as_str().len()),
@@ -197,7 +201,14 @@ impl Event {
     pub const fn is_visible(&self) -> bool {
         !matches!(
             self,
-            Self::Appended { .. } | Self::Saved { .. } | Self::Joined { .. } | Self::Left { .. } | Self::Touched | Self::Expired
+            Self::Appended { .. }
+                | Self::Saved { .. }
+                | Self::Queued
+                | Self::Dequeued
+                | Self::Joined { .. }
+                | Self::Left { .. }
+                | Self::Touched
+                | Self::Expired
         )
     }
 }

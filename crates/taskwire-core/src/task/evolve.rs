@@ -33,6 +33,7 @@ pub fn create(id: TaskId, created: &Event, at: Timestamp) -> Task {
         visible_version: Version(1),
         attempt: Attempt(0),
         epoch,
+        queued_at: None,
         waiting: spec.linger_key.as_ref().map(|_| Box::new(Waiting { nodes: [epoch].into(), left_at: None })),
         deadline: None,
         time_left_ms: None,
@@ -72,6 +73,8 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             task.deadline = task.deadline.map(|deadline| deadline.max(at.after(CATCH_UP)));
         }
         Event::Started { attempt, epoch } => begin_attempt(task, *attempt, *epoch, 0, at),
+        Event::Queued => task.queued_at = Some(at),
+        Event::Dequeued => task.queued_at = None,
         Event::Appended { seq, first_block, blocks } => {
             task.output =
                 OutputTotals { next_seq: seq.next(), blocks: first_block - 1 + blocks.count(), bytes: task.output.bytes + blocks.bytes() };
@@ -107,6 +110,7 @@ pub fn evolve(task: &mut Task, event: &Event, at: Timestamp) {
             task.deadline = None;
             task.time_left_ms = None;
             task.asked_at = None;
+            task.queued_at = None;
         }
         Event::Joined { epoch, gone } => {
             let waiting = task.waiting.get_or_insert_default();

@@ -285,6 +285,10 @@ pub struct Task {
     pub attempt: Attempt,
     /// The start of the server that runs this attempt.
     pub epoch: Epoch,
+    /// Where nodes share the store: since when its work waits for a slot of its tool. It has not begun, so a node that has a slot may take
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued_at: Option<Timestamp>,
     /// Who waits for it, if it has a [`linger_key`](Spec::linger_key).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Box<Waiting>>,
@@ -333,6 +337,15 @@ impl Task {
     /// The nodes on which calls wait for it.
     pub fn awaited_by(&self) -> impl Iterator<Item = Epoch> + '_ {
         self.waiting.iter().flat_map(|waiting| waiting.nodes.iter().copied())
+    }
+
+    /// Whether nobody can find it when the server is gone that holds its call: not by an id, not by a key, and not by the state that came
+    /// with a question. Its caller will call again.
+    #[must_use]
+    pub fn is_lost_with_its_call(&self) -> bool {
+        let spec = &self.spec;
+        let is_found = !spec.hidden || spec.findable || spec.lingers || spec.idempotency_key.is_some() || spec.outbox.is_some();
+        !is_found && self.questions.is_empty()
     }
 
     /// Since when no call has waited for it, or asked for it.

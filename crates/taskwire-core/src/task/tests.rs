@@ -487,6 +487,24 @@ fn a_task_knows_the_nodes_whose_calls_wait_for_it() {
     assert_eq!(world.engine(&Command::Touch), 0, "a call waits for it");
 }
 
+#[test]
+fn what_waits_for_a_slot_goes_to_one_other_node_and_not_once_it_has_begun() {
+    let take = |from, epoch| Command::TakeQueued { from: Epoch(from), epoch: Epoch(epoch), after: Duration::from_secs(1) };
+    let mut world = World::new(spec());
+    assert_eq!(world.engine(&take(1, 2)), 0, "it runs");
+    world.work(1, &Command::Queue).expect("queued");
+    world.now += 999;
+    assert_eq!(world.engine(&take(1, 2)), 0, "its own node is the first that may begin it");
+    world.now += 1;
+    assert_eq!((world.engine(&take(1, 2)), world.engine(&take(1, 3))), (2, 0), "one gets it");
+    assert_eq!((world.task().epoch, world.task().attempt), (Epoch(2), Attempt(2)));
+    assert_eq!(world.work(1, &Command::Dequeue), Err(Reject::Stale(Attempt(1))), "it cannot begin where it was");
+    assert_eq!(world.engine(&take(2, 3)), 0, "its wait began again");
+    world.work(2, &Command::Dequeue).expect("it begins");
+    world.now += 5_000;
+    assert_eq!(world.engine(&take(2, 3)), 0, "it has begun");
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Work(u64, Command),
@@ -505,6 +523,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         }),
         3 => (keys.clone(), any::<bool>()).prop_map(|(key, other)| ask(key, if other { "x" } else { "y" })),
         2 => any::<u8>().prop_map(|n| Command::Save { chunks: vec![], checkpoint: json!(n).into() }),
+        1 => Just(Command::Queue),
+        1 => Just(Command::Dequeue),
         1 => "[a-z]{0,70}".prop_map(|s| done(&s)),
     ];
     let call = prop_oneof![
@@ -520,6 +540,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => epoch().prop_map(Command::recover),
         1 => epoch().prop_map(|epoch| Command::Leave { epoch }),
         1 => Just(Command::Touch),
+        1 => (epoch(), epoch()).prop_map(|(from, epoch)| Command::TakeQueued { from, epoch, after: Duration::from_millis(100) }),
     ];
     let step = prop_oneof![
         8 => (1..4u64, work).prop_map(|(attempt, command)| Step::Work(attempt, command)),
@@ -535,6 +556,7 @@ fn check_log(world: &World, owner_retries: bool) {
     let mut blocks = 0;
     let mut ended = false;
     let mut attempt = 1;
+    let mut is_queued = false;
     let mut asked: BTreeMap<&QuestionKey, bool> = BTreeMap::new();
     for (_, event) in &world.log {
         let may_follow = matches!(event, Event::Expired | Event::Joined { .. } | Event::Left { .. });
@@ -549,13 +571,16 @@ fn check_log(world: &World, owner_retries: bool) {
             Event::Asked { key, .. } => assert_eq!(asked.insert(key, false), None, "a key is never used again"),
             Event::Answered { key, .. } => assert_eq!(asked.insert(key, true), Some(false), "answered once, after being asked"),
             Event::Started { attempt: next, .. } => {
-                assert!(owner_retries, "run again only where allowed");
+                assert!(owner_retries || is_queued, "run again only where allowed, or where nothing has begun");
                 attempt += 1;
                 assert_eq!(next.0, attempt);
             }
+            Event::Queued => is_queued = true,
+            Event::Dequeued => is_queued = false,
             event => ended |= event.outcome().is_some(),
         }
     }
+    assert_eq!(world.task().queued_at.is_some(), is_queued && !ended);
     assert_eq!(world.task().ended.is_some(), ended);
     assert_eq!(wants(world.task()).attempt, (!ended).then_some(Attempt(attempt)), "an open task has its run, an ended one none");
 }

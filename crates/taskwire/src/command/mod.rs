@@ -32,7 +32,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use taskwire_core::{TaskId, task::OnInterrupt};
+use taskwire_core::{Payload, TaskId, task::OnInterrupt};
 
 pub use current_task::*;
 pub use definition::{Definition, Format, Inherit, Leftovers, Problem, Stderr};
@@ -42,7 +42,7 @@ pub use template::{Part, literal};
 use crate::{
     owned_files::{self, FileKind},
     server::Server,
-    tool::{Registry, Schema, Tool},
+    tool::{LocalWork, Registry, Schema, Tool},
 };
 
 /// How a supervisor is started: a program that calls [`supervise`] with its last argument.
@@ -158,8 +158,7 @@ impl Commands {
         if let Err(error) = registry.set_retired_tool(retired) {
             tracing::error!(%error, "commands of tools that are gone cannot go on");
         }
-        let commands = self.clone();
-        registry.set_local_work(move |id, checkpoint| run::is_here(&commands, id, checkpoint));
+        registry.set_local_work(Arc::new(self.clone()));
         registry
     }
 
@@ -192,6 +191,16 @@ impl Commands {
     fn activate(&self, id: TaskId) -> ActiveGuard {
         lock(&self.0.active).insert(id);
         ActiveGuard { commands: self.clone(), id }
+    }
+}
+
+impl LocalWork for Commands {
+    fn has_work_of(&self, task: TaskId, checkpoint: Option<&Payload>) -> bool {
+        run::is_here(self, task, checkpoint)
+    }
+
+    fn free_slots(&self, tool: &str) -> usize {
+        lock(&self.0.concurrency_limits).get(tool).map_or(0, |limit| limit.free())
     }
 }
 

@@ -7,6 +7,7 @@ mod importer;
 mod link;
 mod questions;
 mod restart;
+mod slot;
 
 use std::{
     fs, io,
@@ -85,9 +86,6 @@ struct JournalCheckpoint {
     /// The epoch in the job's lease: another node may have a job of this number, too. 0 if that is not known.
     #[serde(default, skip_serializing_if = "is_zero")]
     epoch: u64,
-    /// Whether it waits for its turn, so that no node has started it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    waiting: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
@@ -97,7 +95,7 @@ fn is_zero(number: &u64) -> bool {
 
 impl JournalCheckpoint {
     fn start(job_number: u64, first_seq: u64, epoch: u64) -> Self {
-        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2], epoch, waiting: false }
+        Self { job_number, first_seq, offset: 0, stdout_bytes: 0, stderr_bytes: 0, notes: 0, hidden: [false; 2], epoch }
     }
 
     /// The beginning of the same job.
@@ -105,7 +103,7 @@ impl JournalCheckpoint {
         Self::start(self.job_number, self.first_seq, self.epoch)
     }
 
-    /// Whether it is this job that it is about, and not another node's. (One that waits has none.)
+    /// Whether it is this job that it is about, and not another node's.
     fn is_of(&self, job: &Job) -> bool {
         self.epoch == 0 || job.lease.as_ref().is_none_or(|lease| lease.epoch == self.epoch)
     }
@@ -216,7 +214,7 @@ impl CommandRun {
     async fn prepare(&mut self, command: Option<&CommandTool>, dir: &Path, checkpoint: &JournalCheckpoint) -> Result<Job, ToolError> {
         if let Some(job) = self.retry_while_short(|| Job::read(dir)).await.map_err(|error| files_unusable(dir, &error))? {
             if self.slot.is_none() {
-                self.slot = self.commands.concurrency_limit(&job.tool, None).try_acquire(self.run.id());
+                self.slot = Some(self.commands.concurrency_limit(&job.tool, None).slot_for_running(self.run.id()));
             }
             return self.renewed(dir, job).await;
         }
@@ -227,7 +225,7 @@ impl CommandRun {
             return Err(internal(format!("the tool `{}` is no longer there", self.run.spec().tool)));
         };
         let (mut job, stdin) = self.job(command, checkpoint.job_number)?;
-        self.wait_for_slot(&job.tool).await?;
+        self.wait_for_slot(&job.tool, true).await?;
         job.lease = self.job_lease(None).await;
         self.retry_while_short(|| write_job(dir, &job, stdin.as_deref())).await.map_err(|error| files_unusable(dir, &error))?;
         Ok(job)
@@ -308,28 +306,6 @@ impl CommandRun {
         Ok((job, filled.stdin))
     }
 
-    async fn wait_for_slot(&mut self, tool: &str) -> Result<(), ToolError> {
-        if self.slot.is_some() {
-            return Ok(());
-        }
-        let limit = self.commands.concurrency_limit(tool, None);
-        self.slot = limit.try_acquire(self.run.id());
-        if self.slot.is_none() {
-            self.set_waiting(true).await?;
-            let max = limit.max();
-            let waiting = format!("waiting for its turn: {max} of {max} are running (`concurrency`)");
-            self.ctx.status(waiting).await?;
-            let slot = tokio::select! {
-                slot = limit.acquire() => slot,
-                () = self.run.stopped() => return Err(ToolError::stopped()),
-            };
-            self.slot = Some(slot);
-            self.set_waiting(false).await?;
-            self.ctx.status("running").await?;
-        }
-        Ok(())
-    }
-
     /// Imports the journal and relays questions until the command has ended or is lost.
     async fn follow(&mut self, dir: &Path, job: &Job, importer: &mut JournalImporter) -> Result<JobOutcome, ToolError> {
         let mut questions = FuturesUnordered::new();
@@ -363,12 +339,21 @@ impl CommandRun {
                 // The caller gets the output before a question first, then the question.
                 for asked in open.extract_if(.., |asked| asked.journal_offset <= importer.offset()) {
                     let question = importer.question(asked.question);
+                    // Others may run while it waits for a person.
+                    self.slot = None;
                     questions.push(ask(self.ctx.clone(), messages::OpenQuestion { question, ..asked }));
                 }
                 tokio::select! {
                     biased;
                     () = self.run.stopped() => return Err(ToolError::stopped()),
-                    Some(answer) = questions.next() => if let Some(answer) = answer { self.tell(&answer).await },
+                    Some(answer) = questions.next() => {
+                        if questions.is_empty() {
+                            self.slot = Some(self.commands.concurrency_limit(&job.tool, None).slot_for_running(self.run.id()));
+                        }
+                        if let Some(answer) = answer {
+                            self.tell(&answer).await;
+                        }
+                    }
                     () = importer.report_status_when_due() => {}
                     line = lines.next_line() => match line.ok().flatten().map(|line| serde_json::from_str(&line)) {
                         Some(Ok(FromSupervisor::Ask(asked))) => open.push(asked),

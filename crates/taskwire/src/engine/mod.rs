@@ -79,6 +79,11 @@ pub trait Work: Send + Sync + 'static {
         Takeover::Now
     }
 
+    /// The tools for whose work this process has free slots, and how many. Work of other tools never waits for a slot.
+    fn free_slots(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
+
     /// Does the work of `run`. It may be dropped at any await point once the run is stopped.
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd>;
 }
@@ -500,6 +505,18 @@ impl Engine {
     /// Ends this node's lease for good, where nodes share the store: the others take over at once what still runs here.
     pub(crate) async fn leave(&self) {
         cluster::leave(self).await;
+    }
+
+    /// Leaves to other nodes what has not begun here, and takes nothing from them any more.
+    pub(crate) fn hand_over(&self) {
+        if let Some(membership) = &self.0.cluster {
+            membership.hand_over();
+        }
+    }
+
+    /// Whether other nodes begin what has not begun here.
+    pub(crate) fn is_handing_over(&self) -> bool {
+        self.0.cluster.as_ref().is_some_and(cluster::Membership::is_handing_over)
     }
 
     /// Whether nothing can be stored any more.

@@ -32,6 +32,12 @@ pub(super) fn task_recovered(task: &Arc<Task>) {
     }
 }
 
+/// A task that waited for a slot on another node goes on here.
+pub(super) fn task_taken(task: &Arc<Task>) {
+    let (caller, tool, task) = (task.spec.caller.as_str(), &*task.spec.tool, task.id);
+    tracing::info!(caller, tool, %task, "task taken: it waited for a slot on another node");
+}
+
 /// How it ended, in a few words.
 fn how(outcome: &Outcome) -> String {
     match outcome {

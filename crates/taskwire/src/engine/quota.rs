@@ -37,6 +37,9 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
         | Command::Touch
         | Command::Abandon { .. }
         | Command::Tick
+        | Command::Queue
+        | Command::Dequeue
+        | Command::TakeQueued { .. }
         | Command::Recover { .. } => None,
     }
 }

@@ -45,6 +45,8 @@ pub struct Run {
     continuation: std::sync::Mutex<Continuation>,
     checkpoint: Option<Payload>,
     attempt: Attempt,
+    /// Whether the work waited for a slot when the attempt began.
+    was_queued: bool,
     began: Timestamp,
     /// Held while something of the run is sent to the writer, until it is durable.
     send_lock: Mutex<()>,
@@ -88,6 +90,7 @@ impl Run {
             continuation: std::sync::Mutex::new(resumed),
             checkpoint: None,
             attempt: Attempt(1),
+            was_queued: false,
             send_lock: Mutex::default(),
             output_buffer: OutputBuffer::default(),
             promote_on_output: AtomicBool::new(false),
@@ -150,6 +153,11 @@ impl Run {
         self.attempt
     }
 
+    /// Whether its work waited for a slot when this attempt began, so that no earlier attempt has begun it.
+    pub(crate) fn was_queued(&self) -> bool {
+        self.was_queued
+    }
+
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -203,6 +211,22 @@ impl Run {
             return Ok(());
         }
         self.submit(Command::ReportStatus { message, progress }).await.map(drop)
+    }
+
+    /// Records that the work waits for a slot of its tool: a node that has one may take the task.
+    ///
+    /// # Errors
+    /// When a limit is reached, the work must stop, or nothing can be stored.
+    pub(crate) async fn queue(self: &Arc<Self>) -> Result<(), Error> {
+        self.submit(Command::Queue).await.map(drop)
+    }
+
+    /// Records that the work has a slot, and begins. Fails if another node has taken the task.
+    ///
+    /// # Errors
+    /// When the work must stop, or nothing can be stored.
+    pub(crate) async fn dequeue(self: &Arc<Self>) -> Result<(), Error> {
+        self.submit(Command::Dequeue).await.map(drop)
     }
 
     /// Asks the caller and waits for the answer. The same question under the same key is asked once, also across
@@ -491,6 +515,7 @@ async fn prepare_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Resul
         continuation: std::sync::Mutex::new(continuation),
         checkpoint,
         attempt,
+        was_queued: task.queued_at.is_some(),
         began: engine.0.clock.now(),
         send_lock: Mutex::default(),
         output_buffer: OutputBuffer::for_task(),

@@ -156,6 +156,7 @@ impl Server {
     /// Begins to shut down, and waits for running work and open connections, at most for `drain`.
     async fn drain(&self) {
         self.0.context.draining.send_replace(true);
+        self.0.context.engine.hand_over();
         let drain_timeout = self.0.context.engine.clock().sleep(self.0.context.config.drain);
         let connections = async {
             let _ = self.0.connections.subscribe().wait_for(|open| *open == 0).await;

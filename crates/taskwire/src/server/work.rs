@@ -34,11 +34,17 @@ impl Work for ToolWork {
     fn can_take(&self, task: &Task, checkpoint: Option<&Payload>) -> Takeover {
         let is_offered = || self.provider.tool(&task.spec.tool).is_some();
         match task.spec.on_interrupt {
+            // Nobody has begun it.
+            OnInterrupt::Resume if task.queued_at.is_some() && is_offered() => Takeover::Now,
             OnInterrupt::Resume if self.provider.has_work_of(task.id, checkpoint) => Takeover::Now,
             OnInterrupt::Resume if is_offered() => Takeover::WhenOrphaned,
             OnInterrupt::Retry if is_offered() => Takeover::Now,
             _ => Takeover::Never,
         }
+    }
+
+    fn free_slots(&self) -> Vec<(String, usize)> {
+        self.provider.free_slots()
     }
 
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {

@@ -533,6 +533,18 @@ impl Cluster for Node {
         Box::pin(std::future::ready(Ok(stranded)))
     }
 
+    fn queued_tasks<'a>(&'a self, epoch: Epoch, free: &'a [(String, usize)]) -> BoxFuture<'a, Result<Vec<(TaskId, Epoch)>, Error>> {
+        let state = self.memory.lock();
+        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| &stored.task);
+        let queued: Vec<_> =
+            open.filter(|task| task.queued_at.is_some() && task.epoch != epoch && state.nodes.contains_key(&task.epoch)).collect();
+        let of_tool = |(tool, free): &(String, usize)| {
+            let queued = queued.iter().filter(|task| *task.spec.tool == **tool).take(*free);
+            queued.map(|task| (task.id, task.epoch)).collect::<Vec<_>>()
+        };
+        Box::pin(std::future::ready(Ok(free.iter().flat_map(of_tool).collect())))
+    }
+
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
         let state = self.memory.lock();
         let versions = ids.iter().map(|id| state.tasks.get(id).map(|stored| stored.task.version)).collect();

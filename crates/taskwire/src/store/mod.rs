@@ -242,6 +242,10 @@ pub trait Cluster: Send + Sync + 'static {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>>;
 
+    /// Tasks of these tools that wait for a slot on nodes other than that of `epoch` and alive, each with the epoch of its node; the oldest
+    /// ones, at most as many as it says for each tool.
+    fn queued_tasks<'a>(&'a self, epoch: Epoch, free: &'a [(String, usize)]) -> BoxFuture<'a, Result<Vec<(TaskId, Epoch)>, Error>>;
+
     /// The versions of these tasks, in their order; none for one that is not there.
     fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>>;
 

@@ -36,6 +36,7 @@ pub(crate) use provider::Handler;
 pub use provider::{Changes, Completion, CompletionRequest, Provider, ReadyTool};
 pub use question::{Answer, Question};
 pub(crate) use question::{REFUSED, missing_capabilities_of};
+pub(crate) use registry::LocalWork;
 pub use registry::Registry;
 pub use resource::{IntoContents, Resource, ResourceCall, ResourceTemplate};
 pub use schema::InvalidSchema;

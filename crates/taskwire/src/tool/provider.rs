@@ -65,6 +65,11 @@ pub trait Provider: Send + Sync + 'static {
         false
     }
 
+    /// Tools whose work may wait for a slot, and for which there are free ones, with their numbers.
+    fn free_slots(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
+
     /// All prompts.
     fn prompts(&self) -> Vec<Prompt> {
         Vec::new()

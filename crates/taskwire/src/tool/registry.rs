@@ -23,11 +23,17 @@ struct Lists {
     templates: Vec<ResourceTemplate>,
     completer: Option<Completer>,
     retired_tool: Option<Arc<ReadyTool>>,
-    local_work: Option<LocalWork>,
+    local_work: Option<Arc<dyn LocalWork>>,
 }
 
-/// Whether work of a task goes on on this machine.
-type LocalWork = Arc<dyn Fn(TaskId, Option<&Payload>) -> bool + Send + Sync>;
+/// Work that goes on beside this process, on its machine.
+pub(crate) trait LocalWork: Send + Sync {
+    /// See [`Provider::has_work_of`].
+    fn has_work_of(&self, task: TaskId, checkpoint: Option<&Payload>) -> bool;
+
+    /// Free slots of a tool of this name, if it has slots.
+    fn free_slots(&self, tool: &str) -> usize;
+}
 
 /// A provider that is filled by code. It may change while it is served; listeners are notified.
 #[derive(Clone, Default)]
@@ -103,9 +109,8 @@ impl Registry {
         Ok(self)
     }
 
-    /// See [`Provider::has_work_of`].
-    pub(crate) fn set_local_work(&self, is_here: impl Fn(TaskId, Option<&Payload>) -> bool + Send + Sync + 'static) {
-        self.write().local_work = Some(Arc::new(is_here));
+    pub(crate) fn set_local_work(&self, work: Arc<dyn LocalWork>) {
+        self.write().local_work = Some(work);
     }
 
     /// Adds a prompt, or replaces the one of the same name.
@@ -176,7 +181,14 @@ impl Provider for Registry {
 
     fn has_work_of(&self, task: TaskId, checkpoint: Option<&Payload>) -> bool {
         let local_work = self.read().local_work.clone();
-        local_work.is_some_and(|is_here| is_here(task, checkpoint))
+        local_work.is_some_and(|work| work.has_work_of(task, checkpoint))
+    }
+
+    fn free_slots(&self) -> Vec<(String, usize)> {
+        let lists = self.read();
+        let Some(work) = &lists.local_work else { return Vec::new() };
+        let names = lists.tools.iter().map(|tool| &*tool.0.name);
+        names.map(|name| (name.to_owned(), work.free_slots(name))).filter(|(_, free)| *free > 0).collect()
     }
 
     fn prompts(&self) -> Vec<Prompt> {

@@ -57,6 +57,45 @@ fn a_command_asks_and_is_answered() {
 }
 
 #[test]
+fn a_command_that_waits_for_an_answer_leaves_its_place_to_others() {
+    let keys = "command = [\"sh\", \"run.sh\", \"{step}\"]\ninput = { step = { type = \"string\" } }\ntask = \"always\"\nconcurrency = 1";
+    let server_dir = ServerDir::new(&tool("run", keys));
+    server_dir.write(
+        "run.sh",
+        "[ $1 != ask ] || taskwire ask --key sure 'Sure?' > /dev/null\necho $1 >> notes\nwhile [ ! -e go-$1 ]; do sleep 0.01; done\n",
+    );
+    let mut server = server_dir.start();
+    let begin = |server: &CommandServer, step: &str| server.begin("run", json!({"step": step}));
+    let asks = begin(&server, "ask");
+    let is_asked =
+        |server: &CommandServer| server.poll_until(&asks, "a question", |task| (task["status"] == "input_required").then_some(()));
+    is_asked(&server);
+    let first = begin(&server, "one");
+    assert_eq!(server_dir.lines("notes", 1), ["one"]);
+    // It has no place after a restart either.
+    server.kill();
+    server = server_dir.start();
+    is_asked(&server);
+    server_dir.write("go-one", "");
+    server.result(&first);
+    let second = begin(&server, "two");
+    assert_eq!(server_dir.lines("notes", 2), ["one", "two"]);
+    // Answered, it goes on at once, above the limit; the next one waits for both.
+    server.ask("tasks/update", json!({"taskId": asks, "inputResponses": {"sure": {"action": "accept", "content": {"answer": "yes"}}}}));
+    assert_eq!(server_dir.lines("notes", 3), ["one", "two", "ask"]);
+    let third = begin(&server, "three");
+    server_dir.write("go-two", "");
+    server.result(&second);
+    assert!(server.message_with(&third, "waiting").contains("`concurrency`"));
+    server_dir.write("go-ask", "");
+    server.result(&asks);
+    assert_eq!(server_dir.lines("notes", 4)[3], "three");
+    server_dir.write("go-three", "");
+    server.result(&third);
+    server_dir.is_quiet();
+}
+
+#[test]
 fn what_was_written_before_a_question_is_seen_before_it() {
     let server_dir = server_dir("echo before\ntaskwire ask --key sure 'Sure?' > /dev/null\necho after\n");
     let (server, user) = (server_dir.start(), User::new());

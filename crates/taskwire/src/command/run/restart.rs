@@ -32,7 +32,7 @@ pub(in crate::command) fn is_here(dir: &Path, checkpoint: &JournalCheckpoint) ->
 impl CommandRun {
     /// Whether the command was started on another node, and is over there.
     pub(super) fn was_elsewhere(&self, dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
-        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !checkpoint.waiting && !is_here(dir, checkpoint)
+        self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !self.run.was_queued() && !is_here(dir, checkpoint)
     }
 
     /// Where nodes share the store: what a job says of this node. Waits for a lease, for without one the supervisor must start nothing.
@@ -58,24 +58,6 @@ impl CommandRun {
         Ok(job)
     }
 
-    /// Where nodes share the store: records whether the command waits for its turn. If its node is lost meanwhile, it was never started.
-    pub(super) async fn set_waiting(&self, waiting: bool) -> Result<(), ToolError> {
-        if self.run.engine().orphan_after().is_none() {
-            return Ok(());
-        }
-        let last: Option<JournalCheckpoint> = self.ctx.saved()?;
-        let last = last.unwrap_or_else(|| JournalCheckpoint::start(1, 0, 0));
-        // What was started once has said so already.
-        if last.job_number > 1 || last.offset > 0 {
-            return Ok(());
-        }
-        match self.ctx.checkpoint(&JournalCheckpoint { waiting, ..last }).await {
-            Err(error) if matches!(self.run.phase(), Phase::Task(_)) => Err(error),
-            // A call for which no task can be made ends with its node.
-            _ => Ok(()),
-        }
-    }
-
     /// Starts a command anew that was lost with its node, if the tool allows it.
     pub(super) async fn restart_elsewhere(
         &mut self,
@@ -87,7 +69,7 @@ impl CommandRun {
         };
         let (job, stdin) = self.job(command, last.job_number)?;
         self.check_restart(&job.settings, last)?;
-        self.wait_for_slot(&job.tool).await?;
+        self.wait_for_slot(&job.tool, false).await?;
         let next = self.write_next_job(&job, stdin.as_deref(), last).await?;
         self.restarted(&job.settings, &next).await?;
         Ok(next)

@@ -3,6 +3,7 @@
 mod changes;
 mod clock;
 mod lease;
+mod queued;
 mod takeover;
 
 use std::sync::{
@@ -21,6 +22,8 @@ pub(super) struct Membership {
     pub(super) clock: Arc<dyn Clock>,
     store_time: Arc<ClusterClock>,
     lease: LeaseState,
+    /// Whether this node is about to end its lease for good.
+    hands_over: AtomicBool,
     /// Whether this node has ended its lease for good.
     left: AtomicBool,
 }
@@ -34,6 +37,7 @@ impl Membership {
             clock: store_time.clone(),
             store_time,
             lease: LeaseState::new(local.monotonic(), lease.lasts, began_ago),
+            hands_over: AtomicBool::new(false),
             left: AtomicBool::new(false),
         }
     }
@@ -41,6 +45,14 @@ impl Membership {
     /// Whether no other node can have taken what this one runs. It may be otherwise after the node was stopped for a while.
     pub(super) fn has_lease(&self) -> bool {
         self.lease.holds(self.clock.monotonic())
+    }
+
+    pub(super) fn hand_over(&self) {
+        self.hands_over.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_handing_over(&self) -> bool {
+        self.hands_over.load(Ordering::Acquire)
     }
 
     fn has_left(&self) -> bool {

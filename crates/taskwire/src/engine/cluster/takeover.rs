@@ -8,7 +8,7 @@ use taskwire_core::{
     task::{Authority, Command, Event, OnInterrupt, Task},
 };
 
-use super::Membership;
+use super::{Membership, queued};
 use crate::{
     engine::{Engine, Error, NO_EPOCH, Takeover, WeakEngine, operator_log, recovery::OnRecovered},
     store::StrandedTask,
@@ -30,8 +30,14 @@ pub(super) async fn run(weak: WeakEngine, seen: Box<OnRecovered>) {
     loop {
         let Some(engine) = weak.get() else { return };
         let Some(membership) = &engine.0.cluster else { return };
+        if membership.is_handing_over() {
+            return;
+        }
         if let Err(error) = take_all(&engine, membership, &mut seen_gone, &*seen).await {
             tracing::warn!(%error, "tasks of other nodes could not be taken over: trying again");
+        }
+        if let Err(error) = queued::take(&engine, membership).await {
+            tracing::warn!(%error, "tasks that wait on other nodes could not be taken: trying again");
         }
         if std::mem::take(&mut is_first) {
             seen(None).await;
@@ -77,7 +83,12 @@ async fn take(engine: &Engine, stranded: &[StrandedTask], seen: &OnRecovered) {
         if !can_take(engine, &read, task.gone_for).await? {
             return Ok(None);
         }
-        let command = Command::Recover { lost: task.epoch..task.epoch.next(), epoch };
+        let command = if read.queued_at.is_some() && !read.is_lost_with_its_call() {
+            // Unless it has begun since it was read.
+            Command::TakeQueued { from: task.epoch, epoch, after: Duration::ZERO }
+        } else {
+            Command::Recover { lost: task.epoch..task.epoch.next(), epoch }
+        };
         engine.submit(task.id, Authority::Engine, command).await.map(Some)
     });
     for (StrandedTask { id, .. }, receipt) in stranded.iter().zip(join_all(commands).await) {

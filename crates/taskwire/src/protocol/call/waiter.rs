@@ -229,7 +229,9 @@ impl Waiter {
         if let Some(task) = self.try_join_lingering().await? {
             return Ok(Some(task));
         }
-        if let (true, Some(key)) = (self.0.context.engine.is_shared(), self.dedupe_key())
+        // A fingerprint costs more than all else of a quick call.
+        if self.0.context.engine.is_shared()
+            && let Some(key) = self.dedupe_key()
             && let Some(task) = self.0.join_on_other_node(key, false).await?
         {
             return Ok(Some(task));

@@ -76,6 +76,13 @@ const STRANDED: Sql = Sql {
         ) AS t LEFT JOIN @gone AS g ON g.epoch = t.epoch ORDER BY t.epoch, t.id LIMIT $3",
     types: &[Type::INT8, Type::BYTEA, Type::INT8],
 };
+const QUEUED: Sql = Sql {
+    text: "SELECT t.id, t.epoch FROM UNNEST($1, $2) AS n(tool, free) CROSS JOIN LATERAL (
+            SELECT q.id, q.epoch FROM @task AS q WHERE q.queued = n.tool AND q.epoch <> $3
+                AND EXISTS (SELECT 1 FROM @node AS a WHERE a.epoch = q.epoch) ORDER BY q.id LIMIT n.free
+        ) AS t",
+    types: &[Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT8],
+};
 const VERSIONS: Sql = Sql {
     text: "SELECT t.version FROM UNNEST($1) WITH ORDINALITY AS n(id, nth) LEFT JOIN @task AS t ON t.id = n.id ORDER BY n.nth",
     types: &[Type::BYTEA_ARRAY],
@@ -183,6 +190,11 @@ fn stranded_of(row: &Row) -> Result<Option<StrandedTask>, tokio_postgres::Error>
     Ok(id_at(row, 0)?.map(|id| StrandedTask { id, epoch: Epoch(epoch.cast_unsigned()), gone_for }))
 }
 
+fn queued_of(row: &Row) -> Result<Option<(TaskId, Epoch)>, tokio_postgres::Error> {
+    let epoch: i64 = row.try_get(1)?;
+    Ok(id_at(row, 0)?.map(|id| (id, Epoch(epoch.cast_unsigned()))))
+}
+
 fn node_of(row: &Row) -> Result<NodeInfo, String> {
     let started = row.try_get(2).map_err(|error| error.to_string())?;
     let name: &str = row.try_get(1).map_err(|error| error.to_string())?;
@@ -243,6 +255,15 @@ impl Cluster for Node {
             let (epoch, id) = after.as_ref().map_or((0, &[][..]), |(epoch, id)| (number(epoch.0), &id.as_bytes()[..]));
             let rows = self.database.run(&STRANDED, &[&epoch, &id, &number(limit as u64)]).await?;
             rows.iter().filter_map(|row| stranded_of(row).transpose()).collect::<Result<_, _>>().map_err(classify)
+        })
+    }
+
+    fn queued_tasks<'a>(&'a self, epoch: Epoch, free: &'a [(String, usize)]) -> BoxFuture<'a, Result<Vec<(TaskId, Epoch)>, Error>> {
+        Box::pin(async move {
+            let tools: Vec<_> = free.iter().map(|(tool, _)| to_text(tool)).collect();
+            let counts: Vec<i64> = free.iter().map(|(_, count)| number(*count as u64)).collect();
+            let rows = self.database.run(&QUEUED, &[&tools, &counts, &number(epoch.0)]).await?;
+            rows.iter().filter_map(|row| queued_of(row).transpose()).collect::<Result<_, _>>().map_err(classify)
         })
     }
 

@@ -84,6 +84,7 @@ pub(super) struct TaskColumns<'a> {
     optional: [Vec<Option<i64>>; 2],
     /// `epoch`, `version`, `next_seq`, `blocks`, `output_bytes`, `stored_bytes`.
     numbers: [Vec<i64>; 6],
+    queued: Vec<Option<Cow<'a, str>>>,
     caller: Vec<Cow<'a, str>>,
 }
 
@@ -97,6 +98,7 @@ impl<'a> TaskColumns<'a> {
         let output = &task.output;
         let numbers = [task.epoch.0, task.version.0, output.next_seq.0, output.blocks, output.bytes, write.stored_bytes];
         self.numbers.iter_mut().zip(numbers).for_each(|(column, value)| column.push(number(value)));
+        self.queued.push(task.queued_at.map(|_| to_text(&task.spec.tool)));
         self.caller.push(to_text(task.spec.caller.as_str()));
     }
 
@@ -107,6 +109,7 @@ impl<'a> TaskColumns<'a> {
         let mut call = Call::new(sql, vec![Box::new(self.id)]);
         self.optional.into_iter().for_each(|column| call.params.push(Box::new(column)));
         self.numbers.into_iter().for_each(|column| call.params.push(Box::new(column)));
+        call.params.push(Box::new(self.queued));
         if with_caller {
             call.params.push(Box::new(self.caller));
         }

@@ -26,18 +26,19 @@ const NUMBERS: Type = Type::INT8_ARRAY;
 const TEXTS: Type = Type::TEXT_ARRAY;
 
 const INSERT_TASKS: Sql = Sql {
-    text: "INSERT INTO @task(id, ended, due, epoch, version, next_seq, blocks, output_bytes, stored_bytes, caller)
-        SELECT * FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS],
+    text: "INSERT INTO @task(id, ended, due, epoch, version, next_seq, blocks, output_bytes, stored_bytes, queued, caller)
+        SELECT * FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS, TEXTS],
 };
 /// As long as no column of an index has another value than before, the row changes in place.
 const UPDATE_TASKS: Sql = Sql {
     text: "UPDATE @task AS t SET ended = n.ended, due = n.due, epoch = n.epoch, version = n.version, next_seq = n.next_seq,
-            blocks = n.blocks, output_bytes = n.output_bytes, stored_bytes = n.stored_bytes
-        FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9)
-            AS n(id, ended, due, epoch, version, next_seq, blocks, output_bytes, stored_bytes)
+            blocks = n.blocks, output_bytes = n.output_bytes, stored_bytes = n.stored_bytes,
+            queued = n.queued
+        FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+            AS n(id, ended, due, epoch, version, next_seq, blocks, output_bytes, stored_bytes, queued)
         WHERE t.id = n.id",
-    types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS],
+    types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS],
 };
 const PUT_HEADS: Sql = Sql {
     text: "INSERT INTO @head(id, head) SELECT * FROM UNNEST($1, $2) ON CONFLICT (id) DO UPDATE SET head = excluded.head",

@@ -25,17 +25,19 @@ const FORMAT: i64 = 1;
 
 const STEPS: [&str; 1] = [SCHEMA_1];
 
-/// `task.ended` is the version of the event that ended it. `call_key.kind`: 0 is an idempotency key, 1 the fingerprint of a task that its
+/// `task.ended` is the version of the event that ended it, `task.queued` the tool for whose slots it waits. `call_key.kind`: 0 is an idempotency key, 1 the fingerprint of a task that its
 /// caller knows, 2 of one that it does not know. `usage` has a row for each caller and slot, and their sum counts: nodes that write for one
 /// caller at one time have different slots and do not wait for each other. `gone` has since when nodes have no lease.
 const SCHEMA_1: &str = r#"
 CREATE TABLE @task(
     id bytea PRIMARY KEY, caller text COLLATE "C" NOT NULL, ended bigint, due bigint, epoch bigint NOT NULL, version bigint NOT NULL,
-    next_seq bigint NOT NULL, blocks bigint NOT NULL, output_bytes bigint NOT NULL, stored_bytes bigint NOT NULL
+    next_seq bigint NOT NULL, blocks bigint NOT NULL, output_bytes bigint NOT NULL, stored_bytes bigint NOT NULL,
+    queued text COLLATE "C"
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX task_open ON @task(id) WHERE ended IS NULL;
 CREATE INDEX task_epoch ON @task(epoch, id) WHERE ended IS NULL;
 CREATE INDEX task_due ON @task(due, id) WHERE due IS NOT NULL;
+CREATE INDEX task_queued ON @task(queued, id) WHERE queued IS NOT NULL;
 CREATE INDEX task_caller ON @task(caller, id);
 CREATE TABLE @head(id bytea PRIMARY KEY, head text NOT NULL) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 CREATE TABLE @log(task bytea NOT NULL, version bigint NOT NULL, at bigint NOT NULL, event text NOT NULL, PRIMARY KEY(task, version));

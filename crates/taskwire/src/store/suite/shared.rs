@@ -27,6 +27,7 @@ macro_rules! shared_suite {
             a_key_that_one_node_took_is_taken_on_every_other
             a_lease_holds_until_another_node_finds_it_expired
             the_tasks_of_nodes_that_are_gone_are_stranded
+            what_waits_for_a_slot_is_found_by_others_until_it_begins
             nodes_have_names_and_tasks
             versions_are_read_in_the_order_in_which_they_were_asked_for
             what_a_node_announces_the_others_hear
@@ -207,6 +208,34 @@ fn the_tasks_of_nodes_that_are_gone_are_stranded<S: Shared>(shared: &S) {
     finder.leave(there.epoch()).wait().expect("reachable");
     let left_behind = cluster(&third).stranded_tasks(None, None, 10).wait().expect("readable");
     assert!(named(&left_behind).contains(&(own.id, there.epoch())) && left_behind.len() == 5);
+}
+
+fn what_waits_for_a_slot_is_found_by_others_until_it_begins<S: Shared>(shared: &S) {
+    let (mut here, there) = (shared.open("here"), shared.open("there"));
+    let of_tool = |tool: &str| Spec { tool: tool.into(), ..spec() };
+    let mut drivers: Vec<Driver> =
+        [(1, "dig"), (2, "dig"), (3, "dig"), (4, "saw\0\\")].map(|(name, tool)| created(&mut here, name, of_tool(tool))).into();
+    let (finder, epoch, from_epoch) = (cluster(&there), there.epoch(), here.epoch());
+    let found = |free: &[(&str, usize)]| -> Vec<TaskId> {
+        let free: Vec<_> = free.iter().map(|(tool, free)| ((*tool).to_owned(), *free)).collect();
+        let found = finder.queued_tasks(epoch, &free).wait().expect("readable");
+        assert!(found.iter().all(|(_, from)| *from == from_epoch));
+        found.into_iter().map(|(id, _)| id).collect()
+    };
+    let ids: Vec<TaskId> = drivers.iter().map(|driver| driver.id).collect();
+    assert!(found(&[("dig", 9), ("saw\0\\", 9)]).is_empty(), "they run");
+    for driver in &mut drivers {
+        commit(&mut here, driver, &Command::Queue);
+    }
+    assert_eq!(found(&[("dig", 2)]), ids[..2], "the oldest ones, as many as there is room for");
+    assert_eq!(found(&[("cut", 9), ("dig", 9), ("saw\0\\", 9)]), ids);
+    commit(&mut here, &mut drivers[0], &Command::Dequeue);
+    commit(&mut here, &mut drivers[1], &ends()[0]);
+    assert_eq!(found(&[("dig", 9)]), ids[2..3], "not what has begun or ended");
+    assert!(cluster(&here).queued_tasks(here.epoch(), &[("dig".to_owned(), 9)]).wait().expect("readable").is_empty(), "a node has its own");
+    shared.expire(&[here.epoch()]);
+    finder.stranded_tasks(now(&*finder, epoch), None, 10).wait().expect("readable");
+    assert!(found(&[("dig", 9)]).is_empty(), "of a node that is gone they are stranded");
 }
 
 fn nodes_have_names_and_tasks<S: Shared>(shared: &S) {
