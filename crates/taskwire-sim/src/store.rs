@@ -424,9 +424,9 @@ impl Cluster for SimCluster {
         self.inner.first_lease()
     }
 
-    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
+    fn renew(&self, epoch: Epoch, orphan_after: Duration) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
         Box::pin(async move {
-            let renewed = self.reach(move || self.inner.renew(epoch)).await?;
+            let renewed = self.reach(move || self.inner.renew(epoch, orphan_after)).await?;
             if self.link.is_planted(Plant::LeaseTooLong) {
                 return Ok(renewed.map(|lease| Lease { lasts: Duration::from_secs(9), ..lease }));
             }
@@ -435,7 +435,7 @@ impl Cluster for SimCluster {
                 if self.link.is_planted(Plant::StaleNodeGoesOn) {
                     self.link.goes_on.store(true, Ordering::Relaxed);
                     let now = taskwire::clock::Clock::now(&self.link.clock);
-                    return Ok(Some(Lease { now, lasts: Duration::from_secs(6) }));
+                    return Ok(Some(Lease { now, lasts: Duration::from_secs(6), orphan_after }));
                 }
             }
             Ok(renewed)

@@ -42,6 +42,16 @@ const UNTIL_SYNCHRONOUS: &str = "SET statement_timeout = '30s'; DO $$ BEGIN
     END LOOP;
 END $$";
 
+/// A clock that stands before that of the system, in every session that begins after this.
+const CLOCK: [&str; 2] = [
+    "CREATE SCHEMA clock;
+    CREATE TABLE clock.step(seconds bigint NOT NULL);
+    INSERT INTO clock.step VALUES (0);
+    CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE sql
+        AS 'SELECT pg_catalog.clock_timestamp() + (SELECT seconds FROM clock.step) * interval ''1 second'''",
+    "ALTER DATABASE postgres SET search_path = clock, pg_catalog",
+];
+
 const RUNS: &str = "the server runs";
 
 /// A server on a port of its own. Dropping it ends it and removes what it stored.
@@ -253,6 +263,19 @@ impl Server {
         self.psql("SELECT pg_reload_conf()");
         self.psql(UNTIL_SYNCHRONOUS);
         standby
+    }
+
+    /// Gives the database `postgres` a clock that [`set_clock`](Self::set_clock) sets, for everybody who connects from now on: it is what
+    /// `clock_timestamp()` says.
+    pub fn own_clock(&self) {
+        for step in CLOCK {
+            self.psql(step);
+        }
+    }
+
+    /// Sets that clock so many seconds ahead of the machine's, or behind it.
+    pub fn set_clock(&self, seconds_ahead: i64) {
+        self.psql(&format!("UPDATE clock.step SET seconds = {seconds_ahead}"));
     }
 
     /// Commits without a standby again.

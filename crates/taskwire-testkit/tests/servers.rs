@@ -94,6 +94,21 @@ fn a_standby_is_promoted_with_all_that_was_committed() {
 
 #[test]
 #[ignore = "needs PostgreSQL"]
+fn the_clock_of_a_database_is_set() {
+    const AHEAD: &str = "SELECT round(extract(epoch FROM clock_timestamp() - pg_catalog.clock_timestamp()) / 3600)";
+    on_all(|installation| {
+        let server = Server::start_fast(installation);
+        assert_eq!(server.psql(AHEAD), "0");
+        server.own_clock();
+        for (seconds, hours) in [(0, "0"), (3_600, "1"), (-7_200, "-2")] {
+            server.set_clock(seconds);
+            assert_eq!(server.psql(AHEAD), hours);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs PostgreSQL"]
 fn a_pooler_passes_on() {
     on_all(|installation| {
         let server = Server::start_fast(installation);

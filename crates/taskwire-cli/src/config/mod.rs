@@ -55,7 +55,7 @@ pub(crate) struct Config {
     /// The name of this node, for people, where nodes share a store. Default: the machine's name and the port of `listen`.
     node: Option<String>,
     /// Where nodes share a store: how long a command goes on whose server is gone, at least `"8s"`. Then it ends, and another node may start
-    /// it again. All nodes must have the same. Default: `"30s"`.
+    /// it again. The longest of all nodes counts. Default: `"30s"`.
     orphan_after: Option<Span>,
     /// Whether the server has the demo tools too. Default: `false`.
     pub(crate) demo: bool,

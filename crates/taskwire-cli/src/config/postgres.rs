@@ -13,7 +13,7 @@ pub(super) struct PostgresTable {
     listen_url: Option<Secret>,
     /// The schema that has the tables: small letters, digits and `_`. Default: `"taskwire"`.
     schema: Option<String>,
-    /// Connections for reading, at least 1; a node has up to six more. Default: `16`.
+    /// Connections for reading, at least 1; a node has up to seven more. Default: `16`.
     max_connections: Option<usize>,
     /// How long it may take to connect. Default: `"5s"`.
     connect_timeout: Option<Span>,

@@ -1,15 +1,21 @@
 //! Nodes that share a database, as who runs them meets them: processes that are listed, killed, stopped for a while and replaced.
 //!
-//! [`takeover`] has what becomes of the command of a node that is gone, [`slots`] where commands run that wait, [`database`] what a database does to its nodes.
+//! [`takeover`] has what becomes of the command of a node that is gone, [`waiting`] of one that waits there, [`slots`] where commands run that
+//! wait, [`clock`] what a clock does to both that is set, [`output`] what a command's own output does, [`database`] what a database does to its
+//! nodes.
 
+mod clock;
 mod database;
+mod output;
 mod slots;
 mod takeover;
+mod waiting;
 
 use std::{
     collections::BTreeMap,
     io,
     net::{Shutdown, TcpListener, TcpStream},
+    path::Path,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -96,24 +102,25 @@ struct Cluster {
 impl Cluster {
     /// Starts them, with the demo tools and the commands `tally` and `gated`, of which one runs on each node at a time.
     fn start(orphan_after: &str, on_interrupt: &str) -> (Self, [CommandServer; 3]) {
-        let database = Database::start_fast(&Installation::of(18));
+        let keys = format!("kill_after = \"1s\"\non_interrupt = \"{on_interrupt}\"");
+        Self::start_on(Database::start_fast(&Installation::of(18)), orphan_after, &keys)
+    }
+
+    /// The same on this database, with these keys of the command.
+    fn start_on(database: Database, orphan_after: &str, keys: &str) -> (Self, [CommandServer; 3]) {
         let notes = ServerDir::new("");
         notes.write("tally.py", TALLY);
         notes.write("gated.sh", GATED);
-        let keys = format!(
-            "command = [\"python3\", \"{}\", \"{}\"]\ntask = \"always\"\nkill_after = \"1s\"\non_interrupt = \"{on_interrupt}\"",
-            notes.path("tally.py"),
-            notes.path("")
-        );
-        let (url, tally) = (database.url(), tool("tally", &keys));
+        let command = format!("command = [\"python3\", \"{}\", \"{}\"]", notes.path("tally.py"), notes.path(""));
+        let (url, tally) = (database.url(), tool("tally", &format!("{command}\ntask = \"always\"\n{keys}")));
         let shared = format!("store = \"{url}\"\norphan_after = \"{orphan_after}\"\ndrain = \"1s\"\ndemo = true");
         let nodes = NAMES.map(|name| {
-            let keys = format!(
+            let gated = format!(
                 "command = [\"sh\", \"{}\", \"{name}\", \"{{name}}\"]\ninput = {{ name = {{ type = \"string\" }} }}\n\
-                 task = \"always\"\nconcurrency = 1\non_interrupt = \"{on_interrupt}\"",
+                 task = \"always\"\nconcurrency = 1\n{keys}",
                 notes.path("gated.sh")
             );
-            ServerDir::new(&format!("node = \"{name}\"\n{shared}\n{tally}\n{}", tool("gated", &keys)))
+            ServerDir::new(&format!("node = \"{name}\"\n{shared}\n{tally}\n{}", tool("gated", &gated)))
         });
         let servers = nodes.each_ref().map(ServerDir::spawn);
         for server in &servers {
@@ -152,6 +159,14 @@ impl Cluster {
     fn goes_on(&self, node: &CommandServer, id: &str) {
         let next = self.written() + MORE_LINES;
         node.wait_for_text(id, &format!("line {next}\n"));
+    }
+
+    /// Waits until another node has started the command again, and sees that the first is over by then.
+    #[track_caller]
+    fn is_started_again(&self) {
+        let starts = self.notes.lines("starts", 2);
+        assert!(!Path::new("/proc").join(&starts[0]).exists(), "the first is gone when the second begins");
+        assert_eq!(self.notes.read("asked"), format!("{}\n", starts[0]), "it was asked to end before it was killed");
     }
 
     /// Lets the command come to its end. Gives how many lines each of its runs has told, of which there were never two at once.

@@ -102,7 +102,7 @@ pub struct Config {
     /// Bytes of recently changed tasks to keep in memory.
     pub cache_bytes: usize,
     /// Where nodes share the store: how long a command goes on whose server is gone. After that it ends, and another node may take its task.
-    /// All nodes must have the same.
+    /// All nodes should have the same: the longest counts.
     pub orphan_after: Duration,
 }
 
@@ -142,7 +142,7 @@ enum WriterRequest {
     /// Something about a task.
     Task(TaskRequest),
     /// Something about a session.
-    Session(SessionChange, oneshot::Sender<()>),
+    Session(SessionChange, oneshot::Sender<Result<(), Error>>),
 }
 
 struct Inner {
@@ -213,7 +213,7 @@ impl Engine {
     /// When the store cannot be read.
     pub fn start(store: impl Store, clock: Arc<dyn Clock>, config: Config) -> Result<Self, store::Error> {
         let (queue, commands) = mpsc::channel(config.queue_len);
-        let cluster = store.cluster().map(|cluster| cluster::Membership::new(cluster, &clock));
+        let cluster = store.cluster().map(|cluster| cluster::Membership::new(cluster, &clock, config.orphan_after));
         let clock = cluster.as_ref().map_or(clock, |cluster| cluster.clock.clone());
         let inner = Arc::new(Inner {
             queue,
@@ -412,7 +412,7 @@ impl Engine {
         }
         let (receipt, reply) = oneshot::channel();
         self.0.queue.send(WriterRequest::Session(change, receipt)).await.map_err(|_| self.unavailable())?;
-        reply.await.map_err(|_| self.unavailable())
+        reply.await.map_err(|_| self.unavailable())?
     }
 
     /// Watches the outbox of a session. Read the outbox after this call, never before: else a change could be missed.

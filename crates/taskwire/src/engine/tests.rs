@@ -7,7 +7,7 @@ use std::{
     task::Poll,
 };
 
-use futures_util::future::{join, join3};
+use futures_util::future::{join, join_all, join3};
 use rusqlite::Connection;
 use serde_json::json;
 use taskwire_core::{
@@ -22,6 +22,8 @@ use crate::{
     store::{Cursor, SqliteStore, TaskWrite, Usage, Written},
     testing::TempDir,
 };
+
+mod cluster;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -52,6 +54,10 @@ struct Faults {
     away: Arc<AtomicBool>,
     /// The next commit is carried out, and the writer does not learn it.
     in_doubt: Arc<AtomicBool>,
+    /// The store cannot be reached to look a task up.
+    unreadable: Arc<AtomicBool>,
+    /// A task whose writes meet what is damaged.
+    damaged: Arc<Mutex<Option<TaskId>>>,
 }
 
 /// The test's hand on a store whose commits wait for it.
@@ -109,11 +115,19 @@ fn fails(fault: &AtomicBool) -> Result<(), store::Error> {
     Ok(())
 }
 
+fn is_there(away: &AtomicBool) -> Result<(), store::Error> {
+    if away.load(Ordering::Acquire) {
+        return Err(store::Error::Away { in_doubt: false, reason: "it is gone".to_owned() });
+    }
+    Ok(())
+}
+
 impl Store for TestStore {
     const BLOCKS: bool = true;
 
     async fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         fails(&self.faults.load)?;
+        is_there(&self.faults.unreadable)?;
         self.store.load(id).await
     }
 
@@ -128,8 +142,10 @@ impl Store for TestStore {
             let _ = began.send(writes.len()).await;
             let _ = go.recv();
         }
-        if self.faults.away.load(Ordering::Acquire) {
-            return Err(store::Error::Away { in_doubt: false, reason: "it is gone".to_owned() });
+        is_there(&self.faults.away)?;
+        let damaged = *self.faults.damaged.lock().expect("no panic");
+        if let Some(id) = damaged.filter(|id| writes.iter().any(|write| write.task.id == *id)) {
+            return Err(store::Error::corrupt_task(id, "a page of it is gone"));
         }
         let written = self.store.commit(writes, sessions).await;
         if self.faults.in_doubt.swap(false, Ordering::AcqRel) {
@@ -347,7 +363,64 @@ async fn a_commit_in_doubt_is_looked_up_and_not_repeated() {
     assert!(open.contains(&id));
 }
 
+#[tokio::test]
+async fn while_a_commit_in_doubt_cannot_be_looked_up_callers_are_told() {
+    let (dir, clock) = (TempDir::absent(), clock());
+    let (store, mut gate) = TestStore::paced(&dir);
+    let faults = store.faults.clone();
+    let engine = engine_at(&clock, store, Config { queue_len: 1, ..config() });
+    let id = gate.passing(made(&engine, spec())).await;
+    faults.in_doubt.store(true, Ordering::Release);
+    faults.unreadable.store(true, Ordering::Release);
+    let chunks = vec![Blocks::of(&[json!("once").into()])];
+    let mut append = pin!(engine.submit(id, Authority::Attempt(Attempt(1)), Command::Append { chunks }));
+    assert!(waits(append.as_mut()).await);
+    gate.began().await;
+    // One of them is in the queue, and the others wait before it.
+    let mut callers = pin!(join_all((0..3).map(|_| cancel(&engine, id))));
+    assert!(waits(callers.as_mut()).await);
+    gate.go();
+    let told = meanwhile(&clock, callers).await;
+    assert!(told.iter().all(|told| matches!(told, Err(Error::Away))), "{told:?}");
+    assert!(waits(append.as_mut()).await, "the work waits");
+    faults.unreadable.store(false, Ordering::Release);
+    assert_eq!(meanwhile(&clock, append).await.expect("it is stored").task.output.next_seq, Seq(1));
+}
+
 // Failing stores.
+
+#[tokio::test]
+async fn what_is_damaged_is_refused_and_what_shares_its_commit_goes_on() {
+    let dir = TempDir::absent();
+    let (store, mut gate) = TestStore::paced(&dir);
+    let faults = store.faults.clone();
+    let engine = engine(store);
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(gate.passing(made(&engine, spec())).await);
+    }
+    *faults.damaged.lock().expect("no panic") = Some(ids[1]);
+    // While one commit goes on, the next one gathers.
+    let mut other = pin!(make(&engine, spec()));
+    assert!(waits(other.as_mut()).await);
+    gate.began().await;
+    let mut cancelled = pin!(join_all(ids.iter().map(|id| cancel(&engine, *id))));
+    assert!(waits(cancelled.as_mut()).await);
+    gate.go();
+    other.await.expect("a task");
+    let mut writes = Vec::new();
+    for _ in 0..5 {
+        writes.push(gate.pass().await);
+    }
+    assert_eq!(writes, [3, 1, 2, 1, 1], "whose write it is, is found out by halves");
+    let cancelled = soon("the answers", cancelled).await;
+    assert!(matches!(&cancelled[1], Err(Error::Corrupt(why)) if why.contains("a page of it is gone")), "{cancelled:?}");
+    assert!([0, 2].iter().all(|n: &usize| cancelled[*n].as_ref().is_ok_and(|receipt| receipt.changed)), "{cancelled:?}");
+    assert!(!engine.has_failed());
+    assert_eq!(engine.any_task(ids[1]).await.expect("readable").expect("there").status(), Status::Working, "nothing of it was written");
+    *faults.damaged.lock().expect("no panic") = None;
+    assert!(gate.passing(cancel(&engine, ids[1])).await.expect("nothing is in its way").changed);
+}
 
 #[tokio::test]
 async fn a_commit_that_fails_ends_the_engine() {

@@ -128,19 +128,32 @@ impl<S: Store> Writer<S> {
     async fn carry_out(
         &mut self,
         engine: &Engine,
-        mut requests: Vec<WriterRequest>,
+        requests: Vec<WriterRequest>,
         commands: &mut mpsc::Receiver<WriterRequest>,
     ) -> Result<(), store::Error> {
         let (mut delay, mut rounds) = (RETRY_DELAY_MIN, 0);
-        while !requests.is_empty() {
+        // They are one part, unless something damaged is in the way of one of them. The last part is the next one.
+        let mut parts = vec![requests];
+        while let Some(requests) = parts.pop() {
+            if requests.is_empty() {
+                continue;
+            }
             let mut batch = self.decide_all(engine, requests).await;
             let committed = match batch.is_empty() {
                 true => Ok(Vec::new()),
                 false => self.store.commit(&batch.writes, &batch.sessions).await,
             };
-            let mut away = !batch.later.is_empty();
+            let (mut away, mut queued) = (!batch.later.is_empty(), Vec::new());
             let written = match committed {
                 Ok(written) => written,
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let nothing = batch.nothing_written();
+                    let mut requests = self.take_back(&mut batch, &nothing);
+                    requests.extend(batch.take_sessions());
+                    self.publish(engine, batch);
+                    parts.extend(batch::halves(requests, &error));
+                    continue;
+                }
                 Err(error) => {
                     if !matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) {
                         return Err(error);
@@ -149,28 +162,34 @@ impl<S: Store> Writer<S> {
                     away = true;
                     engine.0.set_away(true);
                     batch.refuse_callers();
-                    batch.later.extend(take_queued(engine, commands));
+                    queued = take_queued(engine, commands);
                     match error.kind() {
-                        ErrorKind::InDoubt => in_doubt::find_out(engine, &mut self.store, &batch).await?,
+                        ErrorKind::InDoubt => {
+                            let meanwhile = || queued.extend(take_queued(engine, commands));
+                            in_doubt::find_out(engine, &mut self.store, &batch, meanwhile).await?
+                        }
                         _ => batch.nothing_written(),
                     }
                 }
             };
-            requests = self.take_back(&mut batch, &written);
+            let mut left = self.take_back(&mut batch, &written);
             // What is left of the batch is durable now; nothing below may move above the commit.
             self.publish(engine, batch);
             engine.0.set_away(away);
-            if away {
-                requests.extend(take_queued(engine, commands));
-                batch::refuse_callers(&mut requests);
-                engine.0.clock.sleep(delay).await;
-                delay = (delay * 2).min(RETRY_DELAY_MAX);
-            }
-            rounds += usize::from(!away);
+            rounds = if left.is_empty() { 0 } else { rounds + usize::from(!away) };
             if rounds >= ROUNDS_MAX {
                 // Dropping the requests tells whoever waits for them.
-                tracing::error!(count = requests.len(), "other nodes change these tasks without end: giving up");
-                break;
+                tracing::error!(count = left.len(), "other nodes change these tasks without end: giving up");
+                left.clear();
+            }
+            parts.push(left);
+            if away {
+                queued.extend(take_queued(engine, commands));
+                // What is asked of one task is decided in order.
+                parts[0].extend(queued);
+                parts.iter_mut().for_each(batch::refuse_callers);
+                engine.0.clock.sleep(delay).await;
+                delay = (delay * 2).min(RETRY_DELAY_MAX);
             }
         }
         engine.0.set_away(false);
@@ -361,7 +380,7 @@ impl<S: Store> Writer<S> {
             let _ = decided.request.receipt.send(decided.decision);
         }
         for receipt in batch.session_receipts {
-            let _ = receipt.send(());
+            let _ = receipt.send(Ok(()));
         }
         if let Some(cluster) = self.cluster.as_ref().filter(|_| !changes.is_empty() || !sessions.is_empty()) {
             cluster.announce(Changes::Of(changes.iter().map(|(id, _)| *id).collect(), sessions.clone()));

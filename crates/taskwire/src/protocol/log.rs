@@ -1,6 +1,6 @@
 //! Reads on in the log of one task: beneath listen streams, the streams of a session, and calls that wait for their task.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use taskwire_core::{CallerId, Seq, TaskId, Version, task::Task};
 
@@ -14,6 +14,8 @@ use crate::{
 pub(super) const TURN_BYTES: usize = 256 * 1024;
 /// The same in chunks, because the message around a small chunk is larger than the chunk.
 const TURN_CHUNKS: usize = 1_000;
+/// How soon a stream, or a call that waits, reads again when the store could not be reached.
+pub(super) const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a stream ends before it has sent everything.
 #[derive(Debug)]
@@ -32,6 +34,14 @@ impl From<ClientGone> for StreamEnd {
 impl From<engine::Error> for StreamEnd {
     fn from(error: engine::Error) -> Self {
         Self::Fault(error.into())
+    }
+}
+
+/// What was read; none if the store cannot be reached just now.
+pub(super) fn unless_away<T>(read: Result<T, engine::Error>) -> Result<Option<T>, engine::Error> {
+    match read {
+        Err(engine::Error::Away) => Ok(None),
+        read => read.map(Some),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tasks in memory, for tests, for simulation, and for servers whose tasks may end with them. Several nodes can share one.
 
+mod node;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -9,26 +11,22 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use taskwire_core::{
     CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
+    id::ID_RANDOM_BYTES,
     task::{Event, Task, wants},
 };
-use tokio::sync::Notify;
 
+use self::node::{ChangeQueue, Node};
 use super::{
-    CallKey, Changes, Chunk, Cluster, Cursor, Error, Lease, NodeInfo, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange,
-    Store, StoredEvent, StrandedTask, TaskWrite, UnmergedPage, Usage, Written, at_once,
+    CallKey, Chunk, Cluster, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, SessionChange, Store, StoredEvent,
+    TaskWrite, UnmergedPage, Usage, Written, at_once,
     data_dir::{self, DirLock},
 };
 use crate::clock::{Clock, SystemClock, random_bytes};
 
-/// How long a lease lasts.
-const LEASE: Duration = Duration::from_secs(6);
-/// For how long it is remembered when a node went.
+/// For how long it is remembered at least when a node went.
 const GONE_REMEMBERED: Duration = Duration::from_secs(3600);
-/// How many announcements wait for a node; more become one that says nothing in particular.
-const CHANGES_MAX: usize = 256;
 
 /// What stores in memory share: the tasks of all nodes.
 #[derive(Clone)]
@@ -115,14 +113,15 @@ struct State {
     sessions: BTreeMap<SessionId, Session>,
     outboxes: BTreeMap<SessionId, VecDeque<OutboxItem>>,
     nodes: BTreeMap<Epoch, NodeState>,
-    /// When the leases of nodes ended that are gone.
-    gone: BTreeMap<Epoch, Timestamp>,
+    /// When the leases of nodes ended that are gone, and how long their commands go on.
+    gone: BTreeMap<Epoch, (Timestamp, Duration)>,
 }
 
 struct NodeState {
     name: Arc<str>,
     since: Timestamp,
     expires: Timestamp,
+    orphan_after: Duration,
     changes: Arc<ChangeQueue>,
 }
 
@@ -267,6 +266,21 @@ impl State {
                 self.outboxes.remove(id);
             }
         }
+    }
+
+    /// Declares nodes dead, if it is to judge. Who is gone is remembered for a while, and as long as a task is open that began before.
+    fn judge(&mut self, judge_at: Option<Timestamp>, now: Timestamp) {
+        let Self { nodes, gone, open, .. } = self;
+        let has_older = |since: Timestamp| open.first().is_some_and(|id| *id < TaskId::new(since, [0; ID_RANDOM_BYTES]));
+        gone.retain(|_, (since, _)| now.since(*since) < GONE_REMEMBERED || has_older(*since));
+        let dead = nodes.extract_if(.., |_, node| judge_at.is_some_and(|at| node.expires <= at));
+        gone.extend(dead.map(|(epoch, node)| (epoch, (node.expires, node.orphan_after))));
+    }
+
+    /// The longest time that commands of any node go on without it.
+    fn orphan_after(&self) -> Duration {
+        let of_nodes = self.nodes.values().map(|node| node.orphan_after);
+        of_nodes.chain(self.gone.values().map(|(_, span)| *span)).max().unwrap_or_default()
     }
 
     fn tasks_of<'a>(&'a self, caller: &'a CallerId) -> impl DoubleEndedIterator<Item = &'a StoredTask> {
@@ -427,171 +441,5 @@ impl Reader for Memory {
         own.sort_by_key(|session| (std::cmp::Reverse(session.last_used), session.id.clone()));
         idle.extend(own.into_iter().skip(keep).map(|session| session.id.clone()));
         at_once(Ok(idle.into_iter().collect()))
-    }
-}
-
-/// What was announced to a node, until it looks.
-#[derive(Debug, Default)]
-struct ChangeQueue {
-    waiting: Mutex<VecDeque<Changes>>,
-    added: Notify,
-}
-
-impl ChangeQueue {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Changes>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, changes: Changes) {
-        let mut waiting = self.lock();
-        if waiting.len() >= CHANGES_MAX {
-            waiting.clear();
-            waiting.push_back(Changes::Unknown);
-        } else {
-            waiting.push_back(changes);
-        }
-        self.added.notify_one();
-    }
-}
-
-/// One of the nodes that share a memory.
-struct Node {
-    name: Arc<str>,
-    memory: Memory,
-    opened_at: Timestamp,
-    changes: Arc<ChangeQueue>,
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl Node {
-    fn begin_lease(&self) -> Epoch {
-        let (epoch, now) = (self.memory.next_epoch(), self.memory.0.clock.now());
-        let mut state = self.memory.lock();
-        let node = NodeState { name: self.name.clone(), since: now, expires: now.after(LEASE), changes: self.changes.clone() };
-        state.nodes.insert(epoch, node);
-        epoch
-    }
-}
-
-impl Cluster for Node {
-    fn first_lease(&self) -> (Lease, Duration) {
-        (Lease { now: self.opened_at, lasts: LEASE }, self.memory.0.clock.now().since(self.opened_at))
-    }
-
-    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
-        let now = self.memory.0.clock.now();
-        let mut state = self.memory.lock();
-        // A lease that has expired can be renewed, until another node has declared this one dead.
-        let renewed = state.nodes.get_mut(&epoch).map(|node| {
-            node.expires = now.after(LEASE);
-            Lease { now, lasts: LEASE }
-        });
-        Box::pin(std::future::ready(Ok(renewed)))
-    }
-
-    fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>> {
-        Box::pin(std::future::ready(Ok(self.begin_lease())))
-    }
-
-    fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
-        let now = self.memory.0.clock.now();
-        let mut state = self.memory.lock();
-        if state.nodes.remove(&epoch).is_some() {
-            state.gone.insert(epoch, now);
-        }
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>> {
-        let is_alive = self.memory.lock().nodes.contains_key(&epoch);
-        Box::pin(std::future::ready(Ok(is_alive)))
-    }
-
-    fn stranded_tasks(
-        &self,
-        judge_at: Option<Timestamp>,
-        after: Option<(Epoch, TaskId)>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
-        let now = self.memory.0.clock.now();
-        let mut state = self.memory.lock();
-        if let Some(judge_at) = judge_at {
-            let State { nodes, gone, .. } = &mut *state;
-            gone.retain(|_, since| now.since(*since) < GONE_REMEMBERED);
-            gone.extend(nodes.extract_if(.., |_, node| node.expires <= judge_at).map(|(epoch, node)| (epoch, node.expires)));
-        }
-        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| (stored.task.epoch, stored.task.id));
-        let stranded: BTreeSet<_> =
-            open.filter(|task| !state.nodes.contains_key(&task.0) && after.is_none_or(|after| *task > after)).collect();
-        let gone_for = |epoch: Epoch| state.gone.get(&epoch).map_or(Duration::MAX, |since| now.since(*since));
-        let stranded = stranded.into_iter().take(limit).map(|(epoch, id)| StrandedTask { id, epoch, gone_for: gone_for(epoch) }).collect();
-        Box::pin(std::future::ready(Ok(stranded)))
-    }
-
-    fn queued_tasks<'a>(&'a self, epoch: Epoch, free: &'a [(String, usize)]) -> BoxFuture<'a, Result<Vec<(TaskId, Epoch)>, Error>> {
-        let state = self.memory.lock();
-        let open = state.open.iter().filter_map(|id| state.tasks.get(id)).map(|stored| &stored.task);
-        let queued: Vec<_> =
-            open.filter(|task| task.queued_at.is_some() && task.epoch != epoch && state.nodes.contains_key(&task.epoch)).collect();
-        let of_tool = |(tool, free): &(String, usize)| {
-            let queued = queued.iter().filter(|task| *task.spec.tool == **tool).take(*free);
-            queued.map(|task| (task.id, task.epoch)).collect::<Vec<_>>()
-        };
-        Box::pin(std::future::ready(Ok(free.iter().flat_map(of_tool).collect())))
-    }
-
-    fn versions<'a>(&'a self, ids: &'a [TaskId]) -> BoxFuture<'a, Result<Vec<Option<Version>>, Error>> {
-        let state = self.memory.lock();
-        let versions = ids.iter().map(|id| state.tasks.get(id).map(|stored| stored.task.version)).collect();
-        Box::pin(std::future::ready(Ok(versions)))
-    }
-
-    fn usage_of<'a>(&'a self, caller: &'a CallerId) -> BoxFuture<'a, Result<Usage, Error>> {
-        let state = self.memory.lock();
-        let usage = state.tasks_of(caller).fold(Usage::default(), |usage, stored| Usage {
-            open: usage.open + u64::from(stored.task.ended.is_none()),
-            bytes: usage.bytes + stored.bytes,
-        });
-        Box::pin(std::future::ready(Ok(usage)))
-    }
-
-    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>> {
-        let now = self.memory.0.clock.now();
-        let state = self.memory.lock();
-        let open_tasks = |epoch: &Epoch| {
-            let open = state.open.iter().filter_map(|id| state.tasks.get(id));
-            open.filter(|stored| stored.task.epoch == *epoch).count() as u64
-        };
-        let nodes = state.nodes.iter().map(|(epoch, node)| NodeInfo {
-            name: node.name.clone(),
-            epoch: *epoch,
-            since: node.since,
-            lease_left: node.expires.since(now),
-            open_tasks: open_tasks(epoch),
-        });
-        Box::pin(std::future::ready(Ok(nodes.collect())))
-    }
-
-    fn announce(&self, changes: Changes) {
-        for node in self.memory.lock().nodes.values().filter(|node| !Arc::ptr_eq(&node.changes, &self.changes)) {
-            node.changes.push(changes.clone());
-        }
-    }
-
-    fn next_changes(&self) -> BoxFuture<'_, Changes> {
-        Box::pin(async {
-            loop {
-                let next = self.changes.lock().pop_front();
-                if let Some(changes) = next {
-                    return changes;
-                }
-                self.changes.added.notified().await;
-            }
-        })
     }
 }

@@ -138,7 +138,7 @@ pub trait Store: Send + 'static {
 
     /// Makes `writes`, at most one for each task, and the changes of sessions durable, and says for each write what became of it. Each write
     /// is carried out whole, and only if its task is at the version before `first_version`. All that is carried out survives a crash, or
-    /// nothing does.
+    /// nothing does. An error that is [`ErrorKind::Corrupt`] means that nothing was done, because of what one of the writes met.
     fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> impl Future<Output = Result<Vec<Written>, Error>> + Send;
 
     /// Bytes that can still be stored, if that is known.
@@ -179,6 +179,9 @@ pub struct Lease {
     pub now: Timestamp,
     /// For how long from then on no other node takes what this one runs.
     pub lasts: Duration,
+    /// The longest time that commands of a node may go on without it, of all nodes that are there, or are gone and are remembered. Zero if
+    /// that is not known yet.
+    pub orphan_after: Duration,
 }
 
 /// A node, as the store knows it.
@@ -221,8 +224,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// The lease that began when the store was opened, and how long ago that was.
     fn first_lease(&self) -> (Lease, Duration);
 
-    /// Renews the lease of this node, also one that has expired; none if another node has declared this one dead.
-    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
+    /// Renews the lease of this node, whose commands go on for `orphan_after` without it. Also one that has expired; none if another node
+    /// has declared this one dead.
+    fn renew(&self, epoch: Epoch, orphan_after: Duration) -> BoxFuture<'_, Result<Option<Lease>, Error>>;
 
     /// Begins a new lease under a new epoch, after the last one expired.
     fn rejoin(&self) -> BoxFuture<'_, Result<Epoch, Error>>;

@@ -125,6 +125,27 @@ fn a_data_directory_of_another_server_is_refused_before_anything_is_stored() {
 
 #[test]
 #[ignore = "needs PostgreSQL"]
+fn a_database_that_may_lose_what_it_has_acknowledged_is_complained_of_also_when_that_begins_later() {
+    /// Ends every connection of a node, which then makes new ones.
+    const END_ALL: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'taskwire %'";
+    let settings = ["fsync = off", "synchronous_commit = local", "synchronous_standby_names = 'nobody'"];
+    let database = Database::start_with(&Installation::of(18), &settings);
+    let dir = ServerDir::new(&format!("store = \"{}\"\ndemo = true\n", database.url()));
+    let server = dir.start();
+    let complaints = |words: &str| dir.read("server.log").matches(words).count();
+    let (of_disk, of_standby, of_commits) = ("fsync = off", "synchronous_commit = local", "synchronous_commit = off");
+    assert_eq!([of_disk, of_standby, of_commits].map(complaints), [1, 1, 0], "each once, however many connections there are");
+    database.psql("ALTER SYSTEM SET synchronous_commit = off");
+    database.psql("SELECT pg_reload_conf()");
+    until("the new setting", || (database.psql("SHOW synchronous_commit") == "off").then_some(()));
+    assert_ne!(database.psql(END_ALL), "0");
+    until("the complaint", || (complaints(of_commits) == 1).then_some(()));
+    assert_eq!([of_disk, of_standby].map(complaints), [1, 1], "what was said before is not said again");
+    assert_eq!(server.stop().code(), Some(0));
+}
+
+#[test]
+#[ignore = "needs PostgreSQL"]
 fn a_database_that_was_away_for_longer_than_a_lease_loses_nothing() {
     let (mut cluster, [a, b, c]) = Cluster::start("30s", "retry");
     let (id, far) = (a.begin("tally", json!({})), a.begin("count_far", json!({"to": 60})));

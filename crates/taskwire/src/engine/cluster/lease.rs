@@ -42,12 +42,14 @@ struct Times {
     reached_since: Duration,
     /// How long a lease lasts.
     lasts: Duration,
+    /// How long commands of any node go on without it, at most.
+    orphan_after: Duration,
 }
 
 impl LeaseState {
-    /// A lease that began some time before `now`.
-    pub(super) fn new(now: Duration, lasts: Duration, began_ago: Duration) -> Self {
-        Self(Mutex::new(Times { until: now + lasts.saturating_sub(began_ago), reached_since: now, lasts }))
+    /// A lease that began some time before `now`, of a node whose commands go on for `orphan_after` without it.
+    pub(super) fn new(now: Duration, lasts: Duration, began_ago: Duration, orphan_after: Duration) -> Self {
+        Self(Mutex::new(Times { until: now + lasts.saturating_sub(began_ago), reached_since: now, lasts, orphan_after }))
     }
 
     fn get(&self) -> Times {
@@ -61,6 +63,11 @@ impl LeaseState {
     /// Whether no other node takes what this one runs, for a while from now on.
     pub(super) fn holds(&self, now: Duration) -> bool {
         now + MARGIN < self.get().until
+    }
+
+    /// How long commands of any node go on without it, at most.
+    pub(super) fn orphan_after(&self) -> Duration {
+        self.get().orphan_after
     }
 
     /// Whether the store could be reached for so long that a node without a lease is dead, and not cut off together with this one.
@@ -91,7 +98,8 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
     let before = membership.lease.get();
     // A call that hangs is one that failed: the lease ends all the same.
     let time_left = before.until.saturating_sub(asked_at + MARGIN + RETRY_DELAY).clamp(RETRY_DELAY, RENEW_INTERVAL);
-    match within(membership, time_left, membership.cluster.renew(engine.epoch())).await {
+    let own = engine.0.config.orphan_after;
+    match within(membership, time_left, membership.cluster.renew(engine.epoch(), own)).await {
         Ok(Some(lease)) => {
             // Of leases that were renewed before the store's clock was set, nobody can tell when they expire.
             let expected = membership.clock.now();
@@ -99,7 +107,15 @@ async fn renew(engine: &Engine, membership: &Membership) -> Duration {
             membership.store_time.set(lease.now);
             // A node that was cut off, or stopped, cannot tell who else was.
             let reached_since = if was_set || asked_at > before.until { asked_at } else { before.reached_since };
-            membership.lease.set(Times { until: asked_at + lease.lasts, lasts: lease.lasts, reached_since });
+            let orphan_after = lease.orphan_after.max(own);
+            if orphan_after > own && orphan_after != before.orphan_after {
+                tracing::warn!(
+                    ?own,
+                    longest = ?orphan_after,
+                    "nodes have different `orphan_after`: this one waits for the longest before it takes tasks over; give all nodes the same"
+                );
+            }
+            membership.lease.set(Times { until: asked_at + lease.lasts, lasts: lease.lasts, reached_since, orphan_after });
             resume_stopped(engine);
             RENEW_INTERVAL
         }

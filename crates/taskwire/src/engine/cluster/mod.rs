@@ -6,9 +6,12 @@ mod lease;
 mod queued;
 mod takeover;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use self::{clock::ClusterClock, lease::LeaseState};
@@ -29,14 +32,15 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>) -> Self {
+    /// A node whose commands go on for `orphan_after` without it.
+    pub(super) fn new(cluster: Arc<dyn Cluster>, local: &Arc<dyn Clock>, orphan_after: Duration) -> Self {
         let (lease, began_ago) = cluster.first_lease();
         let store_time = Arc::new(ClusterClock::new(local.clone(), lease.now.after(began_ago)));
         Self {
             cluster,
             clock: store_time.clone(),
             store_time,
-            lease: LeaseState::new(local.monotonic(), lease.lasts, began_ago),
+            lease: LeaseState::new(local.monotonic(), lease.lasts, began_ago, orphan_after),
             hands_over: AtomicBool::new(false),
             left: AtomicBool::new(false),
         }

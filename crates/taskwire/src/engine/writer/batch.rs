@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     engine::{Error, Receipt, TaskRequest, WriterRequest},
-    store::{CallKey, SessionChange, TaskWrite, Usage, Written},
+    store::{self, CallKey, SessionChange, TaskWrite, Usage, Written},
 };
 
 type Decision = Result<Receipt, Error>;
@@ -82,7 +82,7 @@ pub(super) struct Batch {
     positions: HashMap<TaskId, usize>,
     pub(super) decided: Vec<DecidedRequest>,
     pub(super) sessions: Vec<SessionChange>,
-    pub(super) session_receipts: Vec<oneshot::Sender<()>>,
+    pub(super) session_receipts: Vec<oneshot::Sender<Result<(), Error>>>,
     /// Requests that cannot be decided while the store is away.
     pub(super) later: Vec<WriterRequest>,
     /// Tasks that this batch makes, by their keys, and the arguments of their calls.
@@ -166,6 +166,13 @@ impl Batch {
         (taken, requests)
     }
 
+    /// Takes out the changes of sessions of a commit that did nothing.
+    pub(super) fn take_sessions(&mut self) -> impl Iterator<Item = WriterRequest> {
+        let receipts = std::mem::take(&mut self.session_receipts);
+        let changes = std::mem::take(&mut self.sessions).into_iter();
+        changes.zip(receipts).map(|(change, receipt)| WriterRequest::Session(change, receipt))
+    }
+
     /// The store cannot be reached: tells those who do not wait for it. Whether their changes were made may still be open.
     pub(super) fn refuse_callers(&mut self) {
         // Nobody knows whether a session began: its client begins another one.
@@ -175,6 +182,29 @@ impl Batch {
             let _ = receipt.send(Err(Error::Away));
         }
     }
+}
+
+/// Something damaged is in the way of one of these requests at least. Returns both halves of them, the first one last, to be carried out
+/// one after the other; if it is only one, it is refused.
+pub(super) fn halves(mut requests: Vec<WriterRequest>, error: &store::Error) -> Vec<Vec<WriterRequest>> {
+    if requests.len() > 1 {
+        let second = requests.split_off(requests.len() / 2);
+        return vec![second, requests];
+    }
+    let refusal = Error::Corrupt(error.for_callers().into());
+    for request in requests {
+        match request {
+            WriterRequest::Task(TaskRequest { id, receipt, .. }) => {
+                tracing::error!(task = %id, %error, "a write is refused, because of what is damaged: others go on");
+                let _ = receipt.send(Err(refusal.clone()));
+            }
+            WriterRequest::Session(_, receipt) => {
+                tracing::error!(%error, "a change of a session is refused, because of what is damaged: others go on");
+                let _ = receipt.send(Err(refusal.clone()));
+            }
+        }
+    }
+    Vec::new()
 }
 
 /// Drops the requests of those who do not wait for the store, and tells them.

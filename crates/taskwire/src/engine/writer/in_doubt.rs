@@ -2,21 +2,28 @@
 
 use taskwire_core::{Version, task::Event};
 
-use super::batch::Batch;
+use super::{RETRY_DELAY_MAX, RETRY_DELAY_MIN, batch::Batch};
 use crate::{
     engine::Engine,
     store::{self, Cursor, ErrorKind, LogItem, Store, TaskWrite, Written},
 };
 
-/// What became of each write of a batch. Waits until the store can be read.
-pub(super) async fn find_out(engine: &Engine, store: &mut impl Store, batch: &Batch) -> Result<Vec<Written>, store::Error> {
-    let mut written = Vec::with_capacity(batch.writes.len());
+/// What became of each write of a batch. Waits until the store can be read, and calls `meanwhile` each time before it waits.
+pub(super) async fn find_out(
+    engine: &Engine,
+    store: &mut impl Store,
+    batch: &Batch,
+    mut meanwhile: impl FnMut(),
+) -> Result<Vec<Written>, store::Error> {
+    let (mut written, mut delay) = (Vec::with_capacity(batch.writes.len()), RETRY_DELAY_MIN);
     while let Some(write) = batch.writes.get(written.len()) {
         match is_written(engine, store, write).await {
             Ok(true) => written.push(Written::Done),
             Ok(false) => written.push(Written::Conflict(None)),
             Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) => {
-                engine.0.clock.sleep(super::RETRY_DELAY_MAX).await;
+                meanwhile();
+                engine.0.clock.sleep(delay).await;
+                delay = (delay * 2).min(RETRY_DELAY_MAX);
             }
             // It concerns this task alone: whoever wanted the write gets the error when it is decided again.
             Err(error) if error.kind() == ErrorKind::Corrupt => written.push(Written::Conflict(None)),

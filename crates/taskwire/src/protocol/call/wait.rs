@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     engine::{self, CallNote, Phase, RunEnd, UnstartedRun},
-    protocol::{Context, Fault},
+    protocol::{
+        Context, Fault,
+        log::{AWAY_PAUSE, unless_away},
+    },
 };
 
 /// What differs between the eras while a call begins and waits.
@@ -133,13 +136,18 @@ pub(in crate::protocol) async fn run(
         };
     }
     match phase {
-        Phase::Task(id) => Ok(Settled::Task(context.engine.require_task(&run.spec().caller, id).await?)),
+        // It was made, so nobody is told to call again.
+        Phase::Task(id) => {
+            let task = context.engine.read_when_back(|| context.engine.require_task(&run.spec().caller, id)).await?;
+            Ok(Settled::Task(task))
+        }
         Phase::Done(end) => Ok(Settled::Ended { end, at_once: false }),
         Phase::Loose => Err(Fault::internal("the tool went away")),
     }
 }
 
-/// Waits for the task that a call has, until the call can be answered.
+/// Waits for the task that a call has, until the call can be answered. The task goes on while the store cannot be reached, and so does the
+/// wait.
 pub(in crate::protocol) async fn follow(
     context: &Context,
     id: TaskId,
@@ -152,18 +160,21 @@ pub(in crate::protocol) async fn follow(
     let mut timer = HoldTimer::new(context, hold, true);
     let mut due = false;
     loop {
-        let task = context.engine.require_task(waiter.caller(), id).await?;
-        if let Some(early) = era.respond_early(&task, due).await? {
-            return Ok(early);
-        }
-        if task.ended.is_some() {
-            return Ok(Waited::Ended(task));
-        }
-        if let Some(result) = timer.result(&task).await {
-            return Ok(Waited::HoldExpired(waiter.with_joined_text(result)));
+        let task = unless_away(context.engine.require_task(waiter.caller(), id).await)?;
+        if let Some(task) = &task {
+            if let Some(early) = era.respond_early(task, due).await? {
+                return Ok(early);
+            }
+            if task.ended.is_some() {
+                return Ok(Waited::Ended(task.clone()));
+            }
+            if let Some(result) = timer.result(task).await {
+                return Ok(Waited::HoldExpired(waiter.with_joined_text(result)));
+            }
         }
         tokio::select! {
             _ = watch.changed() => {}
+            () = async { context.engine.clock().sleep(AWAY_PAUSE).await }, if task.is_none() => {}
             wake = era.meanwhile() => match wake? {
                 Wake::Due => due = true,
                 Wake::Gone => return Ok(Waited::Gone),

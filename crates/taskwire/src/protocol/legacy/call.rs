@@ -326,7 +326,7 @@ impl Call<'_, '_> {
         } else {
             self.first_part(task.id).await?
         };
-        let (object, _) = streaming::first_result(cx.context, &task, part).await?;
+        let (object, _) = streaming::first_result(cx.context, &task, part);
         Ok(cx.reply(object).on_sent(on_announced))
     }
 

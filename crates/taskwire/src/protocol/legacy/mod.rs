@@ -132,7 +132,7 @@ impl Cx<'_> {
         let watch = engine.watch(vec![id], false);
         loop {
             let not_found = || engine::Error::Rejected(taskwire_core::task::Reject::NotFound);
-            let task = engine.task(&self.session.caller, id).await?.ok_or_else(not_found)?;
+            let task = engine.read_when_back(|| engine.task(&self.session.caller, id)).await?.ok_or_else(not_found)?;
             if task.ended.is_some() {
                 return Ok(Some(task));
             }

@@ -17,7 +17,7 @@ use crate::{
     protocol::{
         Context, MessageSink,
         json::Object,
-        log::{self, Next, StreamEnd, TURN_BYTES},
+        log::{self, AWAY_PAUSE, Next, StreamEnd, TURN_BYTES, unless_away},
         notes::{NoteEncoder, notification},
     },
     store::{Cursor, LogItem, OutboxItem},
@@ -182,16 +182,24 @@ impl SessionStream<'_> {
         tokio::pin!(reconnect, drained, over, ending);
         loop {
             let wake = session.session_stream_wake.notified();
+            // Whether the store cannot be reached just now.
+            let mut is_away = false;
             if let Some(mine) = shared {
-                // A later stream, perhaps on another node, sends the session from now on; or the session has ended there; or this node lost its
-                // lease, and others no longer leave the session to it.
-                if !session.refresh(context).await? || session.terms().stream != shared || context.engine.epoch() != mine.epoch {
-                    return Ok(());
+                match unless_away(session.refresh(context).await)? {
+                    // A later stream, perhaps on another node, sends the session from now on; or the session has ended there; or this node
+                    // lost its lease, and others no longer leave the session to it.
+                    Some(is_there) if !is_there || session.terms().stream != shared || context.engine.epoch() != mine.epoch => {
+                        return Ok(());
+                    }
+                    Some(_) => session.touch(context),
+                    None => is_away = true,
                 }
-                session.touch(context);
             }
-            let waits = self.deliver_outbox().await?;
-            while waits && let Some(id) = session.next_released() {
+            let waits = is_away || self.deliver_outbox().await?;
+            while waits
+                && !is_away
+                && let Some(id) = session.next_released()
+            {
                 let task = ReleasedTask { session, id: Some(id) };
                 if !self.catch_up(id).await? {
                     break;
@@ -220,6 +228,7 @@ impl SessionStream<'_> {
                 Some(message) = unlogged.recv() => self.out.send(&message).await?,
                 () = wake => {}
                 _ = watch.changed() => {}
+                () = async { context.engine.clock().sleep(AWAY_PAUSE).await }, if is_away => {}
                 () = std::future::ready(()), if !waits => {}
             }
         }
@@ -229,15 +238,12 @@ impl SessionStream<'_> {
         Ok(())
     }
 
-    /// Sends a page of the outbox; says whether there is nothing more to send for now.
+    /// Sends a page of the outbox; says whether there is nothing more to send for now. While the store cannot be reached, this and all
+    /// beneath it wait: what was begun is sent to its end.
     async fn deliver_outbox(&mut self) -> Result<bool, StreamEnd> {
-        let changes = self
-            .context
-            .engine
-            .reader()
-            .outbox(&self.session.id, self.cursor.number, OUTBOX_PAGE_LEN)
-            .await
-            .map_err(engine::Error::from)?;
+        let (engine, id, after) = (&self.context.engine, &self.session.id, self.cursor.number);
+        let read = || async { engine.reader().outbox(id, after, OUTBOX_PAGE_LEN).await.map_err(engine::Error::from) };
+        let changes = engine.read_when_back(read).await?;
         let all = changes.len() < OUTBOX_PAGE_LEN;
         for change in changes {
             if self.session.is_withheld(change.task) || !self.deliver_change(change).await? {
@@ -251,8 +257,9 @@ impl SessionStream<'_> {
 
     /// Sends one entry of the outbox; `false` if that is not possible yet.
     async fn deliver_change(&mut self, change: OutboxItem) -> Result<bool, StreamEnd> {
-        let engine = &self.context.engine;
-        let Some(mut task) = engine::skip_corrupt(engine.task(&self.session.caller, change.task).await)? else { return Ok(true) };
+        let (engine, caller) = (&self.context.engine, &self.session.caller);
+        let found = engine.read_when_back(|| engine.task(caller, change.task)).await;
+        let Some(mut task) = engine::skip_corrupt(found)? else { return Ok(true) };
         if engine.is_shared() && task.epoch != engine.epoch() {
             // The node that made it may not have told the client its id yet.
             let age = engine.clock().now().since(task.created_at);
@@ -267,8 +274,8 @@ impl SessionStream<'_> {
         let (mut from, mut after) = (change.first_seq, Version(change.first_version.0 - 1).max(resumed));
         loop {
             let from_chunk = (output && from < change.end_seq).then_some(from);
-            let next = engine::skip_corrupt(log::read(engine, &self.session.caller, change.task, after, from_chunk).await.map(Some))?;
-            let mut page = match next {
+            let next = engine.read_when_back(|| log::read(engine, caller, change.task, after, from_chunk)).await;
+            let mut page = match engine::skip_corrupt(next.map(Some))? {
                 Some(Next::Page(now, page)) => {
                     task = now;
                     page
@@ -364,14 +371,15 @@ impl SessionStream<'_> {
 
     /// A question as a request to the client; none if another stream has asked it.
     async fn question(&self, id: TaskId, key: &QuestionKey, asked: &Payload, replays: bool) -> Result<Option<Vec<u8>>, StreamEnd> {
-        let agreed = self.session.terms();
+        let (context, session) = (self.context, self.session);
+        let agreed = session.terms();
         if missing_capabilities_of(asked, agreed.accepts).is_some()
-            || !self.session.record_question_if_new(id, key, self.stream_token.get(), replays)
-            || !self.session.is_still_open(self.context, id, key).await?
+            || !session.record_question_if_new(id, key, self.stream_token.get(), replays)
+            || !context.engine.read_when_back(|| session.is_still_open(context, id, key)).await?
         {
             return Ok(None);
         }
-        let again = self.session.reask(id, key);
+        let again = session.reask(id, key);
         Ok(render::question(id, None, (key, asked), again.as_ref(), &agreed, Some(&render::related(id))))
     }
 
@@ -397,8 +405,9 @@ impl SessionStream<'_> {
     /// Sends what was not delivered of a task whose own stream was cut off, and asks its questions unless another stream does; `false` if
     /// a later stream has to.
     async fn catch_up(&self, id: TaskId) -> Result<bool, StreamEnd> {
-        let engine = &self.context.engine;
-        let Some(task) = engine::skip_corrupt(engine.task(&self.session.caller, id).await)? else { return Ok(true) };
+        let (engine, caller) = (&self.context.engine, &self.session.caller);
+        let found = engine.read_when_back(|| engine.task(caller, id)).await;
+        let Some(task) = engine::skip_corrupt(found)? else { return Ok(true) };
         let Some(follower) = task.spec.outbox.as_ref().filter(|follower| follower.session == self.session.id) else { return Ok(true) };
         if let Some(from) = self.session.delivered_up_to(id) {
             if follower.output && !self.deliver_rest(id, from).await? {
@@ -427,10 +436,11 @@ impl SessionStream<'_> {
 
     /// Sends the output of a task from a seq on; `false` if another stream has to send it now.
     async fn deliver_rest(&self, id: TaskId, mut from: Seq) -> Result<bool, StreamEnd> {
-        let meta = render::related(id);
+        let (engine, meta) = (&self.context.engine, render::related(id));
         loop {
             let cursor = Cursor::output(from, TURN_BYTES);
-            let Some(page) = engine::skip_corrupt(self.context.engine.page(id, cursor).await)? else { return Ok(false) };
+            let read = engine.read_when_back(|| engine.page(id, cursor)).await;
+            let Some(page) = engine::skip_corrupt(read)? else { return Ok(false) };
             let more = page.more;
             for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
                 from = chunk.seq.next();

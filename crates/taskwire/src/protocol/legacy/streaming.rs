@@ -1,7 +1,5 @@
 //! Calls with several responses (SEP-1905): numbered content blocks, sent as responses to the call or read by `tasks/result`.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 use taskwire_core::{
     Seq, TaskId, Version,
@@ -75,12 +73,13 @@ pub(super) async fn chunk_of(engine: &Engine, id: TaskId, block: u64) -> Result<
     Ok(Seq(low))
 }
 
-/// All blocks of a task's output, as one list.
+/// All blocks of a task's output, as one list. While the store cannot be reached, this waits.
 pub(super) async fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, engine::Error> {
-    let (mut list, mut from) = (String::from("["), engine.chunk_range(id).await?.start);
+    let span = engine.read_when_back(|| engine.chunk_range(id)).await?;
+    let (mut list, mut from) = (String::from("["), span.start);
     loop {
         let cursor = Cursor::output(from, MERGE_BYTES);
-        let Some(page) = engine.page(id, cursor).await? else { break };
+        let Some(page) = engine.read_when_back(|| engine.page(id, cursor)).await? else { break };
         let more = page.more;
         for chunk in page.items.into_iter().filter_map(LogItem::into_chunk) {
             for block in render::blocks(chunk.blocks.as_str()) {
@@ -103,16 +102,16 @@ pub(super) async fn all_blocks(engine: &Engine, id: TaskId) -> Result<String, en
 const MERGE_BYTES: usize = 1024 * 1024;
 
 /// The result that carries a part. The last one has the outcome.
-pub(super) async fn result(context: &Context, task: &Arc<Task>, part: OutputPart, with_task: bool) -> Result<Object, engine::Error> {
+pub(super) fn result(context: &Context, task: &Task, part: OutputPart, with_task: bool) -> Object {
     let meta = json!({RELATED_TASK: {"taskId": task.id}});
     let shown = || render::task(Object::open(), task, context.engine.clock().now(), &context.config).into_text();
     let object = if with_task { Object::roomy().raw("task", &shown()) } else { Object::roomy() };
     let end = |object: Object, error: bool, over: bool| object.put("isError", &error).put("isComplete", &over).put("_meta", &meta);
     let Some(outcome) = task.outcome.as_ref().filter(|_| part.complete) else {
-        return Ok(end(object.raw("partial-content", &part.segments.into_json()), false, false));
+        return end(object.raw("partial-content", &part.segments.into_json()), false, false);
     };
-    let wrote = context.engine.chunk_range(task.id).await?.end > Seq(0);
-    Ok(match outcome {
+    let wrote = task.output.next_seq > Seq(0);
+    match outcome {
         Outcome::Completed { result, is_error } => {
             let object = match structured(outcome) {
                 Some(value) => object.put("structuredContent", &value),
@@ -130,7 +129,7 @@ pub(super) async fn result(context: &Context, task: &Arc<Task>, part: OutputPart
             let object = if with_task { object } else { object.raw("task", &shown()) };
             end(object.raw("partial-content", &part.segments.into_json()), true, true)
         }
-    })
+    }
 }
 
 /// The result that carries a part which the client asked for by number.
@@ -158,14 +157,12 @@ fn structured(outcome: &Outcome) -> Option<Value> {
 }
 
 /// The first response to a streamed call, and whether it contains the part; if not, that comes next.
-pub(super) async fn first_result(context: &Context, task: &Arc<Task>, part: OutputPart) -> Result<(Object, bool), engine::Error> {
+pub(super) fn first_result(context: &Context, task: &Task, part: OutputPart) -> (Object, bool) {
     let nothing = part.segments.is_empty() && !part.complete;
     match context.config.legacy.initial {
-        FirstAnswer::Partial => Ok((result(context, task, part, false).await?, true)),
-        FirstAnswer::Both if !nothing => Ok((result(context, task, part, true).await?, true)),
-        FirstAnswer::Both | FirstAnswer::Task => {
-            Ok((create_task_result(context, task, &json!({RELATED_TASK: {"taskId": task.id}})), false))
-        }
+        FirstAnswer::Partial => (result(context, task, part, false), true),
+        FirstAnswer::Both if !nothing => (result(context, task, part, true), true),
+        FirstAnswer::Both | FirstAnswer::Task => (create_task_result(context, task, &json!({RELATED_TASK: {"taskId": task.id}})), false),
     }
 }
 

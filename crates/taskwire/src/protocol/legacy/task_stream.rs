@@ -33,7 +33,7 @@ use crate::{
             waiter::Waiter,
         },
         json::Object,
-        log::{self, Next, StreamEnd, TURN_BYTES},
+        log::{self, AWAY_PAUSE, Next, StreamEnd, TURN_BYTES, unless_away},
         notes::NoteEncoder,
     },
     store::{Chunk, LogItem, StoredEvent},
@@ -50,6 +50,8 @@ enum Turn {
     /// There is nothing more to read for now.
     Idle,
     More,
+    /// The store cannot be reached just now.
+    Later,
     /// The response was sent.
     Done,
 }
@@ -226,21 +228,24 @@ impl<'a> TaskStream<'a> {
             }
         };
         let mut promote_delay: Sleep = engine.clock().sleep(self.promote_delay);
+        // Whether the first response to a streamed call is due.
+        let mut is_due = false;
         tokio::pin!(drained, over, ending, reconnect, off);
         let session = self.session;
         let mut beat = self.heartbeat().await?;
         loop {
             let released = session.task_released.notified();
             let turn = match self.id.kind {
-                StreamKind::Streaming => self.send_segments(false).await?,
+                StreamKind::Streaming => self.send_segments(is_due).await?,
                 StreamKind::Call | StreamKind::Result => self.read_log().await?,
             };
-            match turn {
+            let is_away = match turn {
                 Turn::Done => return Ok(true),
                 Turn::More => continue,
-                Turn::Idle => {}
-            }
-            if let Some(result) = self.hold_expiry_result().await? {
+                Turn::Idle => false,
+                Turn::Later => true,
+            };
+            if !is_away && let Some(result) = self.hold_expiry_result().await? {
                 return self.respond_hold_expired(&result).await;
             }
             if std::mem::take(&mut self.progressed)
@@ -264,15 +269,15 @@ impl<'a> TaskStream<'a> {
                     CallNote::Progress { .. } | CallNote::Status(_) | CallNote::Disconnect(_) => {}
                     note @ CallNote::Log { .. } => self.send_note(&note).await?,
                 },
-                () = &mut promote_delay, if self.id.kind == StreamKind::Streaming && !self.cursor.begun => {
-                    self.send_segments(true).await?;
-                }
+                () = &mut promote_delay, if self.id.kind == StreamKind::Streaming && !is_due && !self.cursor.begun => is_due = true,
                 Some(message) = self.unlogged.recv() => self.send(&message, false).await?,
                 _ = watch.changed() => {}
                 // The session stream of another node may have begun or ended.
                 () = changed(session_watch.as_ref()) => {}
+                () = async { engine.clock().sleep(AWAY_PAUSE).await }, if is_away => {}
                 () = hold::heartbeat_due(&mut beat) => {
-                    let task = self.task().await?;
+                    // Its client hears that the call goes on, also while nobody can say how.
+                    let task = engine.task(&session.caller, self.id.task).await.ok().flatten();
                     if let Some(message) = beat.as_mut().and_then(|beat| beat.message(&mut self.encoder, task.as_deref())) {
                         self.send(&message, false).await?;
                     }
@@ -351,8 +356,10 @@ impl<'a> TaskStream<'a> {
         Ok(())
     }
 
+    /// The task. Whoever asks is in the middle of something, so this waits while the store cannot be reached.
     async fn task(&self) -> Result<Option<Arc<Task>>, engine::Error> {
-        self.context.engine.task(&self.session.caller, self.id.task).await
+        let (engine, session, id) = (&self.context.engine, self.session, self.id.task);
+        engine.read_when_back(|| engine.task(&session.caller, id)).await
     }
 
     /// Sends messages that belong together: only the last has an event id.
@@ -365,7 +372,7 @@ impl<'a> TaskStream<'a> {
 
     /// Sends what the log has after the cursor.
     async fn read_log(&mut self) -> Result<Turn, StreamEnd> {
-        let elsewhere = self.session.has_stream_elsewhere(self.context).await?;
+        let Some(elsewhere) = unless_away(self.session.has_stream_elsewhere(self.context).await)? else { return Ok(Turn::Later) };
         let yields = self.claim.is_some() && elsewhere;
         if self.context.engine.is_shared() {
             self.session.touch(self.context);
@@ -376,10 +383,12 @@ impl<'a> TaskStream<'a> {
             self.ask_deferred().await?;
         }
         let from = (holds && self.wants_output()).then_some(self.cursor.seq);
-        let (task, page) = match log::read(&self.context.engine, &self.session.caller, self.id.task, self.cursor.version, from).await? {
-            Next::Page(task, page) => (task, page),
-            Next::Behind => return Ok(Turn::Idle),
-            Next::Expired => return Err(self.expired()),
+        let read = log::read(&self.context.engine, &self.session.caller, self.id.task, self.cursor.version, from).await;
+        let (task, page) = match unless_away(read)? {
+            Some(Next::Page(task, page)) => (task, page),
+            Some(Next::Behind) => return Ok(Turn::Idle),
+            Some(Next::Expired) => return Err(self.expired()),
+            None => return Ok(Turn::Later),
         };
         for entry in page.items {
             match entry {
@@ -469,9 +478,9 @@ impl<'a> TaskStream<'a> {
             return Ok(Turn::Done);
         }
         let engine = &self.context.engine;
-        let Some(mut part) = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES).await? else {
-            return Err(self.expired());
-        };
+        let read = streaming::read(engine, self.id.task, self.cursor.seq, 0, TURN_BYTES).await;
+        let Some(part) = unless_away(read)? else { return Ok(Turn::Later) };
+        let Some(mut part) = part else { return Err(self.expired()) };
         let Some(task) = self.task().await? else { return Err(self.expired()) };
         // The copy in memory may lag behind the log; then a wake-up will come.
         part.complete &= task.ended.is_some();
@@ -480,8 +489,8 @@ impl<'a> TaskStream<'a> {
             return Ok(Turn::Idle);
         }
         let (result, all) = match self.cursor.begun {
-            false => streaming::first_result(self.context, &task, part).await?,
-            true => (streaming::result(self.context, &task, part, false).await?, true),
+            false => streaming::first_result(self.context, &task, part),
+            true => (streaming::result(self.context, &task, part, false), true),
         };
         self.cursor.begun = true;
         if all {

@@ -378,7 +378,7 @@ impl CallEra for NoteForwarder<'_, '_> {
             return Ok((eager && is_cut(task, outcome)).then(|| Waited::Handle(task.clone())));
         }
         let asks = task.asked_at.is_some();
-        if due || (promote_delay.is_some() && asks) || (eager && self.cx.context.engine.chunk_range(task.id).await?.end > Seq(0)) {
+        if due || (promote_delay.is_some() && asks) || (eager && task.output.next_seq > Seq(0)) {
             return Ok(Some(Waited::Handle(task.clone())));
         }
         Ok((asks && !hold.is_some_and(|hold| hold.has_unsupported_question(task))).then(|| Waited::Questions(task.clone())))

@@ -6,7 +6,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
-    time::Duration,
 };
 
 use serde::Deserialize;
@@ -26,7 +25,7 @@ use crate::{
     engine,
     protocol::{
         Fault,
-        log::{self, Next, StreamEnd},
+        log::{self, AWAY_PAUSE, Next, StreamEnd},
         params::{Members, number, present},
     },
     store::{Chunk, LogItem},
@@ -59,9 +58,6 @@ impl Filter<'_> {
         !lists && self.resource_subscriptions.is_empty() && self.task_ids.is_none()
     }
 }
-
-/// How soon a stream reads again when the store could not be reached.
-const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A task whose output the client wants, and from which seq on.
 type Output = (String, Option<Seq>);

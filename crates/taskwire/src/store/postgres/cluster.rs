@@ -27,6 +27,8 @@ use crate::{
 
 /// How long a lease lasts.
 const LEASE: Duration = Duration::from_secs(6);
+/// How far the time of whoever judges may be from that of the database.
+const JUDGE_SLACK: Duration = Duration::from_secs(2);
 /// How many starts fit between two timelines of the server.
 const TIMELINE_SHIFT: u32 = 40;
 
@@ -40,24 +42,32 @@ const JOIN: Sql = Sql {
         INSERT INTO @node(epoch, name, started, expires) SELECT number, $1, now, now + $2 FROM begun, moment RETURNING epoch, started",
     types: &[Type::TEXT, Type::INT8, Type::INT8],
 };
+/// Also says how long commands of any other node that is known may go on without it.
 const RENEW: Sql = Sql {
-    text: "UPDATE @node SET expires = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2 WHERE epoch = $1 RETURNING expires",
-    types: &[Type::INT8, Type::INT8],
+    text: "UPDATE @node SET expires = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2, orphan_after = $3 WHERE epoch = $1
+        RETURNING expires,
+            greatest(0, (SELECT max(orphan_after) FROM @node WHERE epoch <> $1), (SELECT max(orphan_after) FROM @gone))",
+    types: &[Type::INT8, Type::INT8, Type::INT8],
 };
 const LEAVE: Sql = Sql {
-    text: "WITH left_now AS (DELETE FROM @node WHERE epoch = $1 RETURNING epoch)
-        INSERT INTO @gone(epoch, since) SELECT epoch, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM left_now
-        ON CONFLICT DO NOTHING",
+    text: "WITH left_now AS (DELETE FROM @node WHERE epoch = $1 RETURNING epoch, orphan_after)
+        INSERT INTO @gone(epoch, since, orphan_after)
+        SELECT epoch, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, orphan_after FROM left_now ON CONFLICT DO NOTHING",
     types: &[Type::INT8],
 };
 const IS_ALIVE: Sql = Sql { text: "SELECT 1 FROM @node WHERE epoch = $1", types: &[Type::INT8] };
-/// Declares nodes dead whose lease has expired.
+/// Declares nodes dead whose lease has expired, or lies further ahead than any lease: the clock was set back. Only if whoever judges has seen the
+/// clock as it is now.
 const JUDGE: Sql = Sql {
-    text: "WITH dead AS (
-            DELETE FROM @node WHERE expires <= $1 RETURNING epoch, name, expires
-        ), remembered AS (INSERT INTO @gone(epoch, since) SELECT epoch, expires FROM dead ON CONFLICT DO NOTHING)
+    text: "WITH moment AS (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now),
+        dead AS (
+            DELETE FROM @node USING moment WHERE abs(now - $1) <= $3 AND (expires <= $1 OR expires > $1 + $2)
+            RETURNING epoch, name, least(expires, now) AS since, orphan_after
+        ), remembered AS (
+            INSERT INTO @gone(epoch, since, orphan_after) SELECT epoch, since, orphan_after FROM dead ON CONFLICT DO NOTHING
+        )
         SELECT epoch, name FROM dead",
-    types: &[Type::INT8],
+    types: &[Type::INT8, Type::INT8, Type::INT8],
 };
 /// From one epoch to the next by the index, and in each from one task to the next: there are few epochs, and many tasks.
 const STRANDED: Sql = Sql {
@@ -122,7 +132,7 @@ impl Node {
     ) -> Result<Self, Error> {
         if let Some(last) = epoch_file.as_deref().and_then(read_epoch) {
             // Its process had the same directory, which one has at a time: it is gone, and nobody need wait for its lease to end.
-            database.run(&LEAVE, &[&number(last.0)]).await?;
+            database.run_for_lease(&LEAVE, &[&number(last.0)]).await?;
         }
         let asked_at = SystemClock.monotonic();
         let (epoch, began) = join(&database).await?;
@@ -173,7 +183,7 @@ async fn join(database: &Database) -> Result<(Epoch, Timestamp), Error> {
     };
     let name = to_text(&database.config.node);
     let first = (timeline << TIMELINE_SHIFT) + 1;
-    let rows = database.run(&JOIN, &[&name, &millis(LEASE), &first]).await?;
+    let rows = database.run_for_lease(&JOIN, &[&name, &millis(LEASE), &first]).await?;
     let damaged = || Error::corrupt("the number of starts", "it is not there");
     let row = rows.first().ok_or_else(damaged)?;
     let epoch = number_at(row, 0).map_err(|what| Error::corrupt("the number of starts", what))?;
@@ -184,9 +194,16 @@ fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
+fn renewed(row: &Row, orphan_after: Duration) -> Result<Lease, tokio_postgres::Error> {
+    let (expires, longest): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    let longest = Duration::from_millis(u64::try_from(longest).unwrap_or(0));
+    Ok(Lease { now: Timestamp::from_millis(expires - millis(LEASE)), lasts: LEASE, orphan_after: longest.max(orphan_after) })
+}
+
 fn stranded_of(row: &Row) -> Result<Option<StrandedTask>, tokio_postgres::Error> {
     let (epoch, gone_for): (i64, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
-    let gone_for = gone_for.map_or(Duration::MAX, |millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0)));
+    // Nobody knows, or the clock was set back since: then the time counts for which others have seen it gone.
+    let gone_for = gone_for.and_then(|millis| u64::try_from(millis).ok()).map_or(Duration::MAX, Duration::from_millis);
     Ok(id_at(row, 0)?.map(|id| StrandedTask { id, epoch: Epoch(epoch.cast_unsigned()), gone_for }))
 }
 
@@ -210,14 +227,13 @@ fn node_of(row: &Row) -> Result<NodeInfo, String> {
 impl Cluster for Node {
     fn first_lease(&self) -> (Lease, Duration) {
         let (now, asked_at) = self.opened_at;
-        (Lease { now, lasts: LEASE }, SystemClock.monotonic().saturating_sub(asked_at))
+        (Lease { now, lasts: LEASE, orphan_after: Duration::ZERO }, SystemClock.monotonic().saturating_sub(asked_at))
     }
 
-    fn renew(&self, epoch: Epoch) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
+    fn renew(&self, epoch: Epoch, orphan_after: Duration) -> BoxFuture<'_, Result<Option<Lease>, Error>> {
         Box::pin(async move {
-            let rows = self.database.run(&RENEW, &[&number(epoch.0), &millis(LEASE)]).await?;
-            let expires = rows.first().map(|row| row.try_get::<_, i64>(0)).transpose().map_err(classify)?;
-            Ok(expires.map(|expires| Lease { now: Timestamp::from_millis(expires - millis(LEASE)), lasts: LEASE }))
+            let rows = self.database.run_for_lease(&RENEW, &[&number(epoch.0), &millis(LEASE), &millis(orphan_after)]).await?;
+            rows.first().map(|row| renewed(row, orphan_after)).transpose().map_err(classify)
         })
     }
 
@@ -230,7 +246,7 @@ impl Cluster for Node {
     }
 
     fn leave(&self, epoch: Epoch) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move { self.database.run(&LEAVE, &[&number(epoch.0)]).await.map(drop) })
+        Box::pin(async move { self.database.run_for_lease(&LEAVE, &[&number(epoch.0)]).await.map(drop) })
     }
 
     fn is_alive(&self, epoch: Epoch) -> BoxFuture<'_, Result<bool, Error>> {
@@ -245,7 +261,7 @@ impl Cluster for Node {
     ) -> BoxFuture<'_, Result<Vec<StrandedTask>, Error>> {
         Box::pin(async move {
             let dead = match judge_at {
-                Some(at) => self.database.run(&JUDGE, &[&at.as_millis()]).await?,
+                Some(at) => self.database.run(&JUDGE, &[&at.as_millis(), &millis(LEASE * 2), &millis(JUDGE_SLACK)]).await?,
                 None => Vec::new(),
             };
             for row in &dead {

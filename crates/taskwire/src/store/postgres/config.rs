@@ -34,7 +34,7 @@ pub struct PostgresConfig {
     pub node: Arc<str>,
     /// The schema that has the tables. Small letters, digits and `_`.
     pub schema: String,
-    /// How many connections readers may have. The node has up to six more, each for its own purpose.
+    /// How many connections readers may have. The node has up to seven more, each for its own purpose.
     pub max_connections: usize,
     /// How long it may take to reach one host, or to get a connection that is free.
     pub connect_timeout: Duration,

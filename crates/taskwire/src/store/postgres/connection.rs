@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::{ClientWrapper, Connect, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{ClientWrapper, Connect, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime};
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done, try_join_all};
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_postgres::{
@@ -24,15 +24,22 @@ use tokio_postgres::{
 };
 
 use super::{
+    busy::Busy,
     config::{Endpoint, PostgresConfig},
+    durability::{Durability, SETTINGS},
     error::{away, classify, describe, is_about_names, leaves_connection},
 };
 use crate::store::Error;
 
-/// Connections for the lease, for what the writer reads, and for wake-ups: readers must not be in their way.
+/// Connections for what the writer reads, for wake-ups and for takeovers: readers must not be in their way.
 const CONTROL_CONNECTIONS: usize = 3;
+/// The lease waits for nobody.
+const LEASE_CONNECTIONS: usize = 1;
 /// How long we wait beyond the server's own limit.
 const MARGIN: Duration = Duration::from_secs(1);
+/// On how many connections a statement is tried: one that was idle may be dead.
+const TRIES_MAX: u32 = 3;
+const TOO_LONG: &str = "the database took too long to answer";
 
 /// A statement. In its text `@` stands for the schema.
 pub(super) struct Sql {
@@ -64,6 +71,7 @@ struct Connector {
     mode: Arc<Mode>,
     /// What each new connection begins with.
     settings: String,
+    durability: Arc<Durability>,
 }
 
 impl Connector {
@@ -74,9 +82,8 @@ impl Connector {
                 tracing::debug!(error = describe(&error), "a connection with the database has ended");
             }
         });
-        if self.mode.sessions.load(Ordering::Relaxed) {
-            client.batch_execute(&self.settings).await?;
-        }
+        let set = if self.mode.sessions.load(Ordering::Relaxed) { format!("{};", self.settings) } else { String::new() };
+        self.durability.look_at(&client.simple_query(&format!("{set} {SETTINGS}")).await?);
         Ok((client, task))
     }
 
@@ -131,6 +138,7 @@ pub(super) struct Database {
     direct: Connector,
     readers: Pool,
     control: Pool,
+    lease: Pool,
 }
 
 impl Database {
@@ -141,13 +149,16 @@ impl Database {
         let is_plain = !(config.unnamed_statements || endpoint.unnamed_statements);
         let mode = Arc::new(Mode { named: AtomicBool::new(is_plain), sessions: AtomicBool::new(false) });
         let settings = format!("SET statement_timeout = {}; SET jit = off", config.statement_timeout.as_millis());
-        let connector = Connector { endpoint, mode: mode.clone(), settings: settings.clone() };
+        let durability = Arc::<Durability>::default();
+        let connector = Connector { endpoint, mode: mode.clone(), settings: settings.clone(), durability: durability.clone() };
         let always = || Arc::new(Mode { named: AtomicBool::new(false), sessions: AtomicBool::new(true) });
         let direct_mode = if config.listen_url.is_some() { always() } else { mode.clone() };
-        let direct = Connector { endpoint: sessions_at, mode: direct_mode, settings: format!("{settings}; SET lock_timeout = 2000") };
+        let settings = format!("{settings}; SET lock_timeout = 2000");
+        let direct = Connector { endpoint: sessions_at, mode: direct_mode, settings, durability };
         let readers = pool(&connector, &config, config.max_connections)?;
         let control = pool(&connector, &config, CONTROL_CONNECTIONS)?;
-        Ok(Self { prefix: format!("\"{}\".", config.schema), mode, connector, direct, readers, control, config })
+        let lease = pool(&connector, &config, LEASE_CONNECTIONS)?;
+        Ok(Self { prefix: format!("\"{}\".", config.schema), mode, connector, direct, readers, control, lease, config })
     }
 
     /// The text with the schema in it.
@@ -184,30 +195,50 @@ impl Database {
         self.run_on(&self.control, sql, params).await
     }
 
+    /// The same for the lease.
+    pub(super) async fn run_for_lease(&self, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+        self.run_on(&self.lease, sql, params).await
+    }
+
     async fn run_on(&self, pool: &Pool, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
-        let mut is_first = true;
-        loop {
-            let client = pool.get().await.map_err(|error| match error {
-                deadpool_postgres::PoolError::Backend(error) => away(format_args!("{}: {}", self.connector.endpoint, describe(&error))),
-                error => away(format_args!("no connection with the database is free: {error}")),
-            })?;
-            let error = match timeout(self.config.statement_timeout + MARGIN, self.run_one(&client, sql, params)).await {
-                Ok(Ok(rows)) => return Ok(rows),
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    // Its answer may still come: nobody else may get it.
-                    drop(Object::take(client));
-                    return Err(away("the database took too long to answer"));
+        let tries = async {
+            for _ in 1..TRIES_MAX {
+                if let Ok(answered) = self.try_on(pool, sql, params).await {
+                    return answered;
                 }
-            };
-            self.note(&error);
-            if leaves_connection(&error) {
-                return Err(classify(error));
             }
-            drop(Object::take(client));
-            // The server may have been started anew since the connection was last used.
-            if !std::mem::take(&mut is_first) {
-                return Err(classify(error));
+            self.try_on(pool, sql, params).await.unwrap_or_else(Err)
+        };
+        // Time for one connection that is dead, and for another one.
+        let limit = self.config.statement_timeout + MARGIN + self.config.connect_timeout;
+        timeout(limit, tries).await.unwrap_or_else(|_| Err(away(TOO_LONG)))
+    }
+
+    /// Runs a statement on one connection. Fails if that is dead: the server may have been started anew since it was last used, or the
+    /// network swallows what is sent. The next one is new.
+    async fn try_on(&self, pool: &Pool, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<Result<Vec<Row>, Error>, Error> {
+        let busy = match pool.get().await {
+            Ok(client) => Busy::new(client),
+            Err(PoolError::Backend(error)) => return Ok(Err(away(format_args!("{}: {}", self.connector.endpoint, describe(&error))))),
+            Err(error) => return Ok(Err(away(format_args!("no connection with the database is free: {error}")))),
+        };
+        match timeout(self.config.statement_timeout + MARGIN, self.run_one(&busy, sql, params)).await {
+            Ok(Ok(rows)) => {
+                busy.answered();
+                Ok(Ok(rows))
+            }
+            Ok(Err(error)) => {
+                self.note(&error);
+                if leaves_connection(&error) {
+                    busy.answered();
+                    return Ok(Err(classify(error)));
+                }
+                busy.fail();
+                Err(classify(error))
+            }
+            Err(_) => {
+                busy.fail();
+                Err(away(TOO_LONG))
             }
         }
     }
@@ -249,7 +280,7 @@ impl Database {
         }
         let (one, other) = (self.connect().await?, self.connect().await?);
         let test = timeout(self.config.statement_timeout, is_shared(&one, &other)).await;
-        let (prepared_is_found, is_shared) = test.map_err(|_| away("the database took too long to answer"))?.map_err(classify)?;
+        let (prepared_is_found, is_shared) = test.map_err(|_| away(TOO_LONG))?.map_err(classify)?;
         self.mode.sessions.store(!is_shared, Ordering::Relaxed);
         if is_shared {
             self.mode.named.store(prepared_is_found, Ordering::Relaxed);

@@ -73,9 +73,14 @@ pub(super) fn classify(error: tokio_postgres::Error) -> Error {
 /// The same, of a statement that reads one task: what is stored of that may be damaged.
 pub(super) fn or_corrupt(error: Error, id: TaskId) -> Error {
     match error {
-        Error::Postgres(error) if matches!(code(&error.0), "XX001" | "XX002") => Error::corrupt_task(id, error),
+        Error::Postgres(error) if is_damage(&error.0) => Error::corrupt_task(id, error),
         other => other,
     }
+}
+
+/// Whether a page of the database is damaged.
+pub(super) fn is_damage(error: &tokio_postgres::Error) -> bool {
+    matches!(code(error), "XX001" | "XX002")
 }
 
 /// Whether it may be over in a while: another connection, another primary, a server that has been started or has room again.

@@ -2,16 +2,21 @@
 //!
 //! `schema` has the tables, and `connection` the ways to the database: one connection that writes (`write`, with `rows` and `columns`),
 //! some for readers (`read`), some for the lease and what else must not wait for readers (`cluster`), one that hears other nodes
-//! (`wakeups`). `upkeep` makes and drops partitions.
+//! (`wakeups`). `busy` is one that has not answered yet. `upkeep` makes and drops partitions; `durability` says when the database may lose
+//! what it has acknowledged.
 
+mod busy;
 mod cluster;
 mod columns;
 mod config;
 mod connection;
+mod durability;
 mod error;
 mod read;
 mod rows;
 mod schema;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod wakeups;
 mod write;

@@ -66,8 +66,10 @@ CREATE TABLE @outbox(
     session text COLLATE "C" NOT NULL, position bigint NOT NULL, task bytea NOT NULL, first_version bigint NOT NULL,
     last_version bigint NOT NULL, first_seq bigint NOT NULL, end_seq bigint NOT NULL, PRIMARY KEY(session, position)
 );
-CREATE TABLE @node(epoch bigint PRIMARY KEY, name text NOT NULL, started bigint NOT NULL, expires bigint NOT NULL) WITH (fillfactor = 20);
-CREATE TABLE @gone(epoch bigint PRIMARY KEY, since bigint NOT NULL);
+CREATE TABLE @node(
+    epoch bigint PRIMARY KEY, name text NOT NULL, started bigint NOT NULL, expires bigint NOT NULL, orphan_after bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 20);
+CREATE TABLE @gone(epoch bigint PRIMARY KEY, since bigint NOT NULL, orphan_after bigint NOT NULL);
 DO $$ BEGIN
     ALTER TABLE @log ALTER COLUMN event SET COMPRESSION lz4;
     ALTER TABLE @chunk ALTER COLUMN blocks SET COMPRESSION lz4;

@@ -6,11 +6,12 @@ use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::ClientWrapper;
 use taskwire_core::TaskId;
-use tokio_postgres::types::Type;
+use tokio::time::{Instant, sleep};
+use tokio_postgres::{Row, types::Type};
 
 use super::{
-    connection::{Database, Sql},
-    error::classify,
+    connection::{Database, Sql, number},
+    error::{away, classify},
 };
 use crate::store::Error;
 
@@ -22,22 +23,24 @@ const DAY_MS: i64 = 86_400_000;
 const DAYS_AHEAD: i64 = 3;
 /// Days that a partition stays at least: a call that has run for so long can still become a task, under the id that it began with.
 const DAYS_KEPT: i64 = 2;
-/// How often a partition is swept in one upkeep.
-const SWEEPS_MAX: usize = 20;
-/// Tasks whose output is removed in one statement.
-const SWEEP_TASKS: u64 = 200;
+/// Tasks that one step of a sweep looks at, and rows that it deletes at most: a large row is many more in the database.
+const SWEEP_TASKS: u64 = 1_000;
+const SWEEP_ROWS: u64 = 1_000;
+/// Callers whose rows are removed in one statement.
+const SWEEP_CALLERS: u64 = 1_000;
 
 const TODAY: Sql = Sql { text: "SELECT floor(extract(epoch FROM clock_timestamp()) / 86400)::bigint", types: &[] };
 
-/// Which of these days have no partition, and what it is to be called. Earlier output than the first day has a partition of its own.
+/// Which of these days have no partition that takes rows, what it is called, and whether it is one that somebody began to detach: nothing
+/// can have its place before that is done. Earlier output than the first day has a partition of its own.
 const MISSING: Sql = Sql {
-    text: "SELECT day, name FROM (
+    text: "SELECT day, name, p.inhrelid IS NOT NULL FROM (
             SELECT day, 'chunk_' || to_char(timestamp '1970-01-01' + day * interval '1 day', 'YYYYMMDD') AS name FROM UNNEST($1) AS day
-        ) AS wanted
-        WHERE day >= (SELECT number FROM @meta WHERE key = 'first_day') AND NOT EXISTS (
-            SELECT 1 FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
-            WHERE i.inhparent = to_regclass('@chunk') AND c.relname = name
-        ) ORDER BY day",
+        ) AS wanted LEFT JOIN (
+            SELECT i.inhrelid, i.inhdetachpending, c.relname
+            FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid WHERE i.inhparent = to_regclass('@chunk')
+        ) AS p ON p.relname = name
+        WHERE day >= (SELECT number FROM @meta WHERE key = 'first_day') AND coalesce(p.inhdetachpending, true) ORDER BY day",
     types: &[Type::INT8_ARRAY],
 };
 
@@ -47,7 +50,8 @@ const IS_PARTITION: Sql = Sql {
     types: &[Type::TEXT],
 };
 
-/// Partitions of days before `$2`: name, day, whether it is one still, whether it is about to be none, whether its day has tasks.
+/// Partitions of days before `$2`: name, day, whether it is one still, whether it is about to be none, whether its day has tasks. Only one
+/// can be about to be none, and no other can be detached before that is done.
 const OLD: Sql = Sql {
     text: "SELECT name, day, is_attached, is_pending, EXISTS (
             SELECT 1 FROM @task AS t WHERE t.id >= substr(int8send(day * 86400000), 3) AND t.id < substr(int8send((day + 1) * 86400000), 3)
@@ -57,7 +61,7 @@ const OLD: Sql = Sql {
                     THEN (to_date(substr(c.relname, 7), 'YYYYMMDD') - date '1970-01-01')::bigint END AS day
             FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
             LEFT JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid WHERE n.nspname = $1 AND c.relkind = 'r'
-        ) AS p WHERE day < $2 ORDER BY day",
+        ) AS p WHERE day < $2 ORDER BY is_pending DESC, day",
     types: &[Type::TEXT, Type::INT8],
 };
 
@@ -77,19 +81,25 @@ const TAKE_TURN: Sql = Sql {
 
 /// Removes rows of callers who have nothing: any rows whose sum is zero can go.
 const SWEEP_USAGE: Sql = Sql {
-    text: "DELETE FROM @usage AS u USING (
-            SELECT caller, array_agg(slot) AS slots FROM (
-                SELECT caller, slot, open, bytes FROM @usage WHERE caller IN (
-                    SELECT caller FROM @usage GROUP BY caller HAVING sum(open) = 0 AND sum(bytes) = 0 LIMIT 1000
-                ) ORDER BY caller, slot FOR UPDATE SKIP LOCKED
-            ) AS locked GROUP BY caller HAVING sum(open) = 0 AND sum(bytes) = 0
-        ) AS empty WHERE u.caller = empty.caller AND u.slot = ANY(empty.slots)",
-    types: &[],
+    text: "WITH swept AS (
+            DELETE FROM @usage AS u USING (
+                SELECT caller, array_agg(slot) AS slots FROM (
+                    SELECT caller, slot, open, bytes FROM @usage WHERE caller IN (
+                        SELECT caller FROM @usage GROUP BY caller HAVING sum(open) = 0 AND sum(bytes) = 0 LIMIT $1
+                    ) ORDER BY caller, slot FOR UPDATE SKIP LOCKED
+                ) AS locked GROUP BY caller HAVING sum(open) = 0 AND sum(bytes) = 0
+            ) AS empty WHERE u.caller = empty.caller AND u.slot = ANY(empty.slots) RETURNING u.caller
+        ) SELECT count(DISTINCT caller) FROM swept",
+    types: &[Type::INT8],
 };
 
-/// For an hour and longer it is remembered when a node went.
-const FORGET_GONE: Sql =
-    Sql { text: "DELETE FROM @gone WHERE since < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 3600000", types: &[] };
+/// It is remembered when a node went for an hour, and as long as a task is open that began before: the node may have run it, also for
+/// another one. The ids of tasks begin with their time.
+const FORGET_GONE: Sql = Sql {
+    text: "DELETE FROM @gone WHERE since < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 3600000
+        AND substr(int8send(since), 3) <= coalesce((SELECT id FROM @task WHERE ended IS NULL ORDER BY id LIMIT 1), '\\xff'::bytea)",
+    types: &[],
+};
 
 /// No two nodes change partitions at one time.
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = 2000; SELECT pg_advisory_xact_lock(hashtextextended('taskwire partitions of @', 0))";
@@ -120,18 +130,49 @@ async fn today(database: &Database) -> Result<i64, Error> {
 
 async fn make_partitions(database: &Database, days: Vec<i64>) -> Result<(), Error> {
     // A look takes no lock.
-    if database.run(&MISSING, &[&days]).await?.is_empty() {
+    let missing = database.run(&MISSING, &[&days]).await?;
+    if missing.is_empty() {
         return Ok(());
     }
     let client = database.connect_session().await?;
-    run(database, &client, BEGIN).await?;
-    for row in database.run_in(&client, &MISSING, &[&days]).await? {
-        let (day, name): (i64, String) = (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
-        // To attach a table takes a weaker lock than to make a partition.
-        run(database, &client, &format!("CREATE TABLE IF NOT EXISTS @{name}(LIKE @chunk INCLUDING ALL)")).await?;
-        attach(database, &client, &name, day).await?;
+    let mut made = Ok(());
+    for row in missing {
+        let (day, name, is_pending): (i64, String, bool) = row_of(&row).map_err(classify)?;
+        if is_pending && let Err(error) = finalize(database, &client, &name).await {
+            tracing::debug!(%error, partition = name, "a partition that somebody began to detach is not detached yet");
+        }
+        if let Err(error) = make_partition(database, &client, day).await {
+            // One that cannot be made does not keep others from being made.
+            run(database, &client, "ROLLBACK").await?;
+            made = Err(error);
+        }
     }
-    run(database, &client, "COMMIT").await
+    made
+}
+
+/// Makes the partition of a day, unless another node was faster.
+async fn make_partition(database: &Database, client: &ClientWrapper, day: i64) -> Result<(), Error> {
+    run(database, client, BEGIN).await?;
+    for row in database.run_in(client, &MISSING, &[&&[day][..]]).await? {
+        let (_, name, is_pending): (i64, String, bool) = row_of(&row).map_err(classify)?;
+        if is_pending {
+            return Err(away(format_args!("the partition {name} is being detached, and another transaction holds that up")));
+        }
+        // To attach a table takes a weaker lock than to make a partition.
+        run(database, client, &format!("CREATE TABLE IF NOT EXISTS @{name}(LIKE @chunk INCLUDING ALL)")).await?;
+        attach(database, client, &name, day).await?;
+    }
+    run(database, client, "COMMIT").await
+}
+
+/// A row of [`MISSING`].
+fn row_of(row: &Row) -> Result<(i64, String, bool), tokio_postgres::Error> {
+    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+}
+
+/// Ends what was begun and interrupted. It waits for whoever looks at the partition, so not while others wait for us.
+async fn finalize(database: &Database, client: &ClientWrapper, name: &str) -> Result<(), Error> {
+    run(database, client, &format!("SET LOCAL lock_timeout = 2000; ALTER TABLE @chunk DETACH PARTITION @{name} FINALIZE")).await
 }
 
 async fn attach(database: &Database, client: &ClientWrapper, name: &str, day: i64) -> Result<(), Error> {
@@ -146,7 +187,7 @@ async fn run(database: &Database, client: &ClientWrapper, text: &str) -> Result<
 
 /// Does what is to be done, each hour.
 pub(super) async fn keep_up(database: Arc<Database>) {
-    tokio::time::sleep(FIRST_AFTER).await;
+    sleep(FIRST_AFTER).await;
     loop {
         if let Err(error) = make_ahead(&database).await {
             tracing::warn!(%error, "no partitions could be made for the output of the next days: trying again in an hour");
@@ -154,39 +195,69 @@ pub(super) async fn keep_up(database: Arc<Database>) {
         if let Err(error) = remove_old(&database).await {
             tracing::warn!(%error, "old output could not be removed: trying again in an hour");
         }
-        tokio::time::sleep(HOUR).await;
+        // A new connection looks at the settings on which durability relies.
+        if let Err(error) = database.connect_session().await {
+            tracing::debug!(%error, "the settings of the database could not be looked at");
+        }
+        sleep(HOUR).await;
     }
 }
 
 /// Removes what nobody needs any more.
-async fn remove_old(database: &Database) -> Result<(), Error> {
+pub(super) async fn remove_old(database: &Database) -> Result<(), Error> {
     if database.run(&TAKE_TURN, &[]).await?.is_empty() {
         return Ok(());
     }
     database.run(&FORGET_GONE, &[]).await?;
-    database.run(&SWEEP_USAGE, &[]).await?;
+    sweep_usage(database).await?;
     let before = today(database).await? - DAYS_KEPT;
     let client = database.connect_session().await?;
-    sweep(database, &client, "chunk_before").await?;
-    for row in database.run_in(&client, &OLD, &[&database.config.schema, &before]).await? {
-        let (name, day): (String, i64) = (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
-        let flag = |index: usize| row.try_get::<_, bool>(index).map_err(classify);
-        let (is_attached, is_pending, has_tasks) = (flag(2)?, flag(3)?, flag(4)?);
-        if is_pending {
-            // It was interrupted.
-            run(database, &client, &format!("ALTER TABLE @chunk DETACH PARTITION @{name} FINALIZE")).await?;
-        } else if is_attached && has_tasks {
-            if let Err(error) = sweep(database, &client, &name).await {
-                tracing::warn!(%error, partition = name, "old output could not be removed: trying again in an hour");
-            }
-            continue;
-        } else if is_attached {
-            // It waits for whoever uses the partition, and locks nobody out. If that takes too long, the next upkeep goes on.
-            run(database, &client, &format!("ALTER TABLE @chunk DETACH PARTITION @{name} CONCURRENTLY")).await?;
+    let rows = database.run_in(&client, &OLD, &[&database.config.schema, &before]).await?;
+    let days = rows.iter().map(Old::of).collect::<Result<Vec<_>, _>>().map_err(classify)?;
+    for old in days.into_iter().chain([Old::before_all_days()]) {
+        if let Err(error) = remove(database, &client, &old).await {
+            tracing::warn!(%error, partition = old.name, "old output could not be removed: trying again in an hour");
+            // The others may be removed all the same.
+            run(database, &client, "ROLLBACK").await?;
         }
-        drop_detached(database, &client, &name, day).await?;
     }
     Ok(())
+}
+
+/// A partition of [`OLD`].
+struct Old {
+    name: String,
+    day: i64,
+    is_attached: bool,
+    is_pending: bool,
+    has_tasks: bool,
+}
+
+impl Old {
+    fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let (is_attached, is_pending, has_tasks) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+        Ok(Self { name: row.try_get(0)?, day: row.try_get(1)?, is_attached, is_pending, has_tasks })
+    }
+
+    /// That of tasks which are older than the store. It stays.
+    fn before_all_days() -> Self {
+        Self { name: "chunk_before".to_owned(), day: 0, is_attached: true, is_pending: false, has_tasks: true }
+    }
+}
+
+/// Removes the output of a day, or that of its tasks that are forgotten.
+async fn remove(database: &Database, client: &ClientWrapper, old: &Old) -> Result<(), Error> {
+    let Old { name, day, .. } = old;
+    if old.is_pending {
+        // It was interrupted.
+        finalize(database, client, name).await?;
+    } else if old.is_attached && old.has_tasks {
+        return sweep(database, client, name).await;
+    } else if old.is_attached {
+        // It waits for whoever uses the partition, and locks nobody out. If that takes too long, the next upkeep goes on.
+        run(database, client, &format!("ALTER TABLE @chunk DETACH PARTITION @{name} CONCURRENTLY")).await?;
+    }
+    drop_detached(database, client, name, *day).await
 }
 
 /// Drops a table that was a partition, unless a task of its day was made since.
@@ -207,24 +278,53 @@ async fn drop_detached(database: &Database, client: &ClientWrapper, name: &str, 
     run(database, client, "COMMIT").await
 }
 
-/// Deletes output of forgotten tasks from a partition that other tasks keep.
-async fn sweep(database: &Database, client: &ClientWrapper, name: &str) -> Result<(), Error> {
-    // From one task to the next by the index, not by all their rows.
-    let text = database.render(&format!(
-        "WITH RECURSIVE known(task) AS (
-            (SELECT task FROM @{name} ORDER BY task LIMIT 1) UNION ALL
-            SELECT (SELECT c.task FROM @{name} AS c WHERE c.task > k.task ORDER BY c.task LIMIT 1) FROM known AS k WHERE k.task IS NOT NULL
-        ), gone AS MATERIALIZED (
-            SELECT task FROM known WHERE task IS NOT NULL AND NOT EXISTS (SELECT 1 FROM @task AS t WHERE t.id = known.task)
-            LIMIT {SWEEP_TASKS}
-        ), deleted AS (DELETE FROM @{name} AS c USING gone WHERE c.task = gone.task)
-        SELECT count(*) FROM gone"
-    ));
-    for _ in 0..SWEEPS_MAX {
-        let row = client.query_typed_one(&text, &[]).await.map_err(classify)?;
-        if row.try_get::<_, i64>(0).map_err(classify)?.cast_unsigned() < SWEEP_TASKS {
-            break;
+/// Removes the rows of callers who have nothing.
+async fn sweep_usage(database: &Database) -> Result<(), Error> {
+    loop {
+        let rows = database.run(&SWEEP_USAGE, &[&number(SWEEP_CALLERS)]).await?;
+        let swept: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(classify)?;
+        if swept < number(SWEEP_CALLERS) {
+            return Ok(());
         }
     }
-    Ok(())
+}
+
+/// Deletes output of forgotten tasks from a partition that other tasks keep, in steps that lock little and leave the database half of its
+/// time.
+async fn sweep(database: &Database, client: &ClientWrapper, name: &str) -> Result<(), Error> {
+    let text = database.render(&sweep_step(name));
+    let mut after: Vec<u8> = Vec::new();
+    loop {
+        let began = Instant::now();
+        let row = client.query_typed_one(&text, &[(&after, Type::BYTEA)]).await.map_err(classify)?;
+        let (looked_at, deleted): (i64, i64) = (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
+        // There can be more of the last tasks that were looked at.
+        if deleted < number(SWEEP_ROWS) {
+            if looked_at < number(SWEEP_TASKS) {
+                return Ok(());
+            }
+            after = row.try_get(2).map_err(classify)?;
+        }
+        sleep(began.elapsed()).await;
+    }
+}
+
+/// One step of a sweep, from the task `$1` on: from one task to the next by the index, not by all their rows, and to the rows of a
+/// forgotten one by the index, too. Says how many tasks it looked at, how many rows it deleted, and which task was the last.
+fn sweep_step(name: &str) -> String {
+    format!(
+        "WITH RECURSIVE known(task, nth) AS (
+            (SELECT task, 1 FROM @{name} WHERE task > $1 ORDER BY task LIMIT 1) UNION ALL
+            SELECT (SELECT c.task FROM @{name} AS c WHERE c.task > k.task ORDER BY c.task LIMIT 1), nth + 1 FROM known AS k
+            WHERE k.task IS NOT NULL AND nth < {SWEEP_TASKS}
+        ), deleted AS (
+            DELETE FROM @{name} WHERE ctid = ANY(ARRAY(
+                SELECT c.ctid FROM known AS k
+                CROSS JOIN LATERAL (SELECT c.ctid FROM @{name} AS c WHERE c.task = k.task ORDER BY c.seq LIMIT {SWEEP_ROWS}) AS c
+                WHERE NOT EXISTS (SELECT 1 FROM @task AS t WHERE t.id = k.task) LIMIT {SWEEP_ROWS}
+            )) RETURNING 1
+        )
+        SELECT count(task), (SELECT count(*) FROM deleted), (SELECT task FROM known WHERE task IS NOT NULL ORDER BY nth DESC LIMIT 1)
+        FROM known"
+    )
 }

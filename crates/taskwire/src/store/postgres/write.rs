@@ -20,7 +20,7 @@ use tokio_postgres::{Row, types::Type};
 use super::{
     columns::{KeyColumns, kind_of, to_text},
     connection::{Call, Database, Param, Pipeline, Sql},
-    error::{away, classify, describe, is_conflict, is_refusal, is_without_partition},
+    error::{away, classify, describe, is_conflict, is_damage, is_refusal, is_without_partition},
     read::{TASKS, id_at, number_at, task_of},
     rows::{Rows, state_after},
     upkeep,
@@ -74,6 +74,9 @@ const UPDATE_SESSION: Sql = Sql {
 const END_SESSION: Sql =
     Sql { text: "WITH items AS (DELETE FROM @outbox WHERE session = $1) DELETE FROM @session WHERE id = $1", types: &[Type::TEXT] };
 
+/// Changes nothing, but is written to the log of the database: a commit that writes nothing does not wait for a standby.
+const TOUCH: Sql = Sql { text: "SELECT 1 FROM @meta WHERE key = 'format' FOR KEY SHARE", types: &[] };
+
 /// What a task was when it was locked.
 #[derive(Clone, Copy)]
 struct Found {
@@ -108,7 +111,12 @@ enum Failed {
 
 impl From<tokio_postgres::Error> for Failed {
     fn from(error: tokio_postgres::Error) -> Self {
-        if is_conflict(&error) || is_without_partition(&error) { Self::Blocked(error) } else { Self::Error(classify(error)) }
+        if is_conflict(&error) || is_without_partition(&error) {
+            return Self::Blocked(error);
+        }
+        // One of the writes met it, and all are undone: whoever tries them one by one finds out which.
+        let is_damage = is_damage(&error);
+        Self::Error(if is_damage { Error::corrupt("a task that is written to", describe(&error)) } else { classify(error) })
     }
 }
 
@@ -142,10 +150,10 @@ impl Writer {
         Self { database, connection: None, in_doubt: None, begin, slot }
     }
 
-    /// Waits until it is certain what became of the last transaction.
+    /// Waits until it is certain what became of the last transaction, and that it stays so.
     pub(super) async fn settle(&mut self) -> Result<(), Error> {
-        let Some(transaction) = &self.in_doubt else { return Ok(()) };
-        let status = match self.database.run(&STATUS, &[transaction]).await {
+        let Some(transaction) = self.in_doubt.clone() else { return Ok(()) };
+        let status = match self.database.run(&STATUS, &[&transaction]).await {
             Ok(rows) => rows.first().and_then(|row| row.try_get::<_, Option<String>>(0).ok().flatten()),
             // Another server has taken over, which never saw it.
             Err(Error::Postgres(error)) if error.is_bad_value() => None,
@@ -154,6 +162,16 @@ impl Writer {
         // A number that is too old to be known is over, too.
         if status.as_deref() == Some("in progress") {
             return Err(away("the database is still busy with the last commit"));
+        }
+        // A server that was started anew has it, and perhaps no standby. Whoever has a later commit has this one, too. If that one is in
+        // doubt, it is the one to ask for.
+        if let Err(failed) = self.try_commit(&[], &[]).await {
+            self.in_doubt.get_or_insert(transaction);
+            return Err(match failed {
+                Failed::Blocked(error) => away(describe(&error)),
+                Failed::Error(Error::Away { reason, .. }) => away(reason),
+                Failed::Error(error) => error,
+            });
         }
         let status = status.as_deref().unwrap_or("unknown");
         tracing::info!(transaction, status, "what became of a commit is known");
@@ -201,6 +219,9 @@ impl Writer {
         calls.extend((!ids.is_empty()).then(|| Call::new(&TASKS, vec![Box::new(ids)])));
         let changes = calls.len();
         calls.extend(sessions.iter().map(session_call));
+        if calls.is_empty() {
+            calls.push(Call::new(&TOUCH, vec![]));
+        }
         let answers = self.write(&connection, &calls, locked.transaction).await?;
         self.connection = Some(connection);
         let of = |from: usize, to: usize| answers.get(from).filter(|_| from < to).map(Vec::as_slice).unwrap_or_default();

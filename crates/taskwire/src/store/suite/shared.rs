@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     clock::ManualClock,
-    store::{Changes, Cluster, NodeInfo, StrandedTask},
+    store::{Changes, Cluster, Lease, NodeInfo, StrandedTask},
 };
 
 /// Several openings of one store.
@@ -28,6 +28,7 @@ macro_rules! shared_suite {
             a_lease_holds_until_another_node_finds_it_expired
             the_tasks_of_nodes_that_are_gone_are_stranded
             what_waits_for_a_slot_is_found_by_others_until_it_begins
+            every_node_knows_how_long_the_commands_of_any_node_go_on
             nodes_have_names_and_tasks
             versions_are_read_in_the_order_in_which_they_were_asked_for
             what_a_node_announces_the_others_hear
@@ -82,7 +83,7 @@ impl Shared for InMemory {
         for _ in 0..7 {
             self.clock.advance(Duration::from_secs(1));
             for epoch in others.iter().filter(|epoch| !epochs.contains(epoch)) {
-                all.renew(*epoch).wait().expect("reachable");
+                all.renew(*epoch, Duration::ZERO).wait().expect("reachable");
             }
         }
     }
@@ -94,7 +95,11 @@ fn cluster(store: &impl Store) -> Arc<dyn Cluster> {
 
 /// The store's time, as this node learns it.
 fn now(cluster: &dyn Cluster, epoch: Epoch) -> Option<Timestamp> {
-    Some(cluster.renew(epoch).wait().expect("reachable").expect("it has a lease").now)
+    Some(renewed(cluster, epoch, Duration::ZERO).expect("it has a lease").now)
+}
+
+fn renewed(cluster: &dyn Cluster, epoch: Epoch, orphan_after: Duration) -> Option<Lease> {
+    cluster.renew(epoch, orphan_after).wait().expect("reachable")
 }
 
 fn created(store: &mut impl Store, name: u8, spec: Spec) -> Driver {
@@ -156,7 +161,7 @@ fn a_lease_holds_until_another_node_finds_it_expired<S: Shared>(shared: &S) {
     for _ in 0..3 {
         // One that has expired can be renewed, until another node has looked.
         shared.expire(&[here.epoch()]);
-        let lease = lost.renew(here.epoch()).wait().expect("reachable").expect("nobody has looked");
+        let lease = renewed(&*lost, here.epoch(), Duration::ZERO).expect("nobody has looked");
         assert_eq!(lease.lasts, lost.first_lease().0.lasts);
         assert!(finder.stranded_tasks(now(&*finder, there.epoch()), None, 10).wait().expect("readable").is_empty());
         assert!(finder.is_alive(here.epoch()).wait().expect("readable"));
@@ -164,10 +169,10 @@ fn a_lease_holds_until_another_node_finds_it_expired<S: Shared>(shared: &S) {
     shared.expire(&[here.epoch()]);
     finder.stranded_tasks(now(&*finder, there.epoch()), None, 10).wait().expect("readable");
     assert!(!finder.is_alive(here.epoch()).wait().expect("readable"));
-    assert_eq!(lost.renew(here.epoch()).wait().expect("reachable"), None, "it was declared dead");
+    assert_eq!(renewed(&*lost, here.epoch(), Duration::ZERO), None, "it was declared dead");
     let next = lost.rejoin().wait().expect("reachable");
     assert!(next > there.epoch(), "an epoch is never used again");
-    assert!(lost.renew(next).wait().expect("reachable").is_some());
+    assert!(renewed(&*lost, next, Duration::ZERO).is_some());
     lost.leave(next).wait().expect("reachable");
     assert!(!finder.is_alive(next).wait().expect("readable"), "a node that leaves is gone at once");
     assert!(finder.is_alive(there.epoch()).wait().expect("readable"));
@@ -236,6 +241,22 @@ fn what_waits_for_a_slot_is_found_by_others_until_it_begins<S: Shared>(shared: &
     shared.expire(&[here.epoch()]);
     finder.stranded_tasks(now(&*finder, epoch), None, 10).wait().expect("readable");
     assert!(found(&[("dig", 9)]).is_empty(), "of a node that is gone they are stranded");
+}
+
+fn every_node_knows_how_long_the_commands_of_any_node_go_on<S: Shared>(shared: &S) {
+    let (here, there, third) = (shared.open("here"), shared.open("there"), shared.open("third"));
+    let longest = |store: &S::Store, own: u64| {
+        let lease = renewed(&*cluster(store), store.epoch(), Duration::from_secs(own));
+        lease.expect("it has a lease").orphan_after.as_secs()
+    };
+    assert_eq!((longest(&here, 60), longest(&third, 90), longest(&there, 30)), (60, 90, 90));
+    cluster(&here).leave(here.epoch()).wait().expect("reachable");
+    assert_eq!(longest(&third, 30), 60, "its commands may go on");
+    longest(&third, 90);
+    shared.expire(&[third.epoch()]);
+    cluster(&there).stranded_tasks(now(&*cluster(&there), there.epoch()), None, 10).wait().expect("readable");
+    assert_eq!(longest(&there, 30), 90, "so may those of a node that was declared dead");
+    assert_eq!(longest(&there, 100), 100);
 }
 
 fn nodes_have_names_and_tasks<S: Shared>(shared: &S) {

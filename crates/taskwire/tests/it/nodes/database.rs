@@ -2,25 +2,32 @@
 //! was acknowledged is lost or there twice. Tests whose names begin with `postgres_restart`, `pg_backend_kill`, `pool_exhaustion` and
 //! `crash_recovery` try what a public benchmark of queues calls so.
 
+mod clock;
 mod connections;
 mod load;
+mod outage;
 mod proxy;
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
+use serde_json::json;
 use taskwire::{
     clock::SystemClock,
     server::Config,
     store::{Cluster, NodeInfo, PostgresConfig, PostgresStore, Store},
-    tool::Registry,
+    tool::{Registry, TaskMode},
 };
 use taskwire_testkit::{Installation, Server};
 use tokio::task::block_in_place;
 
-use self::{load::Load, proxy::Proxy};
+use self::{
+    load::Load,
+    proxy::{Proxy, until},
+};
 use crate::{
     kit::{Client, MS, TempDir, TestServer, with_timeout, without_disk_reserve},
-    tool_harness::uncoalesced,
+    tasks::registry,
+    tool_harness::{output, played, run_of, uncoalesced},
 };
 
 /// Ends every connection of a node, and says how many that were.
@@ -151,6 +158,74 @@ async fn when_a_synchronous_standby_takes_over_nothing_is_lost_and_no_epoch_is_u
         assert_eq!(before.iter().map(|node| node.epoch.0 >> 40).max(), Some(1), "{before:?}");
         assert_eq!(newest.epoch.0 >> 40, 2, "{after:?}");
         load.ends(&second).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PostgreSQL"]
+async fn what_a_server_has_that_was_started_again_is_acknowledged_when_its_standby_has_it_too() {
+    const COMMITS_THAT_WAIT: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'";
+    within_a_minute(async {
+        let mut first = started(&["wal_retrieve_retry_interval = 100ms"]);
+        let second = block_in_place(|| first.start_standby());
+        let (tool, mut runs) = played("writes");
+        let node = Node::start(PostgresConfig::new(first.url(), "a"), registry([tool.task(TaskMode::Always)])).await;
+        node.client().start("writes", json!({})).await;
+        let run = run_of(&mut runs).await;
+        let mut written = pin!(async {
+            run.ctx.text("x").await?;
+            run.ctx.flush().await
+        });
+        block_in_place(|| second.pause());
+        for has_ended in [false, true] {
+            if has_ended {
+                // What is in its log has happened when it is there again.
+                block_in_place(|| first.stop_immediate());
+                block_in_place(|| first.start_again());
+            }
+            tokio::select! {
+                biased;
+                written = &mut written => panic!("the standby does not have it: {written:?}"),
+                () = until(|| block_in_place(|| first.psql(COMMITS_THAT_WAIT)) == "1") => {}
+            }
+        }
+        block_in_place(|| second.resume());
+        written.await.expect("it is written");
+        block_in_place(|| first.kill());
+        block_in_place(|| second.promote());
+        assert_eq!(block_in_place(|| second.psql("SELECT count(*) FROM taskwire.chunk")), "1");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PostgreSQL"]
+async fn a_page_that_is_damaged_fails_the_task_that_writes_there_and_ends_no_node() {
+    /// As if what some rows go to were damaged.
+    const DAMAGE: &str = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF NEW.blocks LIKE '%damaged%' THEN RAISE 'invalid page in block 7' USING ERRCODE = 'data_corrupted'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER fail BEFORE INSERT ON taskwire.chunk FOR EACH ROW EXECUTE FUNCTION fail()";
+    within_a_minute(async {
+        let database = started(&[]);
+        let (tool, mut runs) = played("writes");
+        let node = Node::start(PostgresConfig::new(database.url(), "a"), registry([tool.task(TaskMode::Always)])).await;
+        let client = node.client();
+        let mut tasks = Vec::new();
+        for _ in 0..2 {
+            let id = client.start("writes", json!({})).await;
+            tasks.push((id, run_of(&mut runs).await));
+        }
+        block_in_place(|| database.psql(DAMAGE));
+        let [(_, one), (other, two)] = &tasks[..] else { panic!("there are two") };
+        let (refused, ()) = tokio::join!(one.tries("damaged"), two.writes("fine"));
+        let refused = format!("{:?}", refused.expect_err("it cannot be written"));
+        assert!(refused.contains("is damaged") && refused.contains("invalid page in block 7"), "{refused}");
+        two.writes("still fine").await;
+        assert_eq!(output(&client, other).await, "finestill fine");
+        assert!(!node.server.server.engine().has_failed());
     })
     .await;
 }

@@ -35,7 +35,8 @@ impl TaskStream<'_> {
         let (mut later, mut after) = (BTreeSet::new(), self.cursor.version);
         loop {
             let cursor = Cursor { after, from: None, max_bytes: 0, max_chunks: 1 };
-            let Some(page) = self.context.engine.page(self.id.task, cursor).await? else { return Ok(later) };
+            let (engine, id) = (&self.context.engine, self.id.task);
+            let Some(page) = engine.read_when_back(|| engine.page(id, cursor)).await? else { return Ok(later) };
             for logged in page.items.into_iter().filter_map(LogItem::into_event) {
                 if let Event::Asked { key, .. } = logged.event {
                     later.insert(key);
@@ -59,7 +60,9 @@ impl TaskStream<'_> {
                 self.deferred.push(key.clone());
                 return Ok(None);
             }
-            if !self.session.is_still_open(self.context, task, key).await? {
+            // It counts as asked from here on, so this waits while the store cannot be reached.
+            let (context, session) = (self.context, self.session);
+            if !context.engine.read_when_back(|| session.is_still_open(context, task, key)).await? {
                 return Ok(None);
             }
         }

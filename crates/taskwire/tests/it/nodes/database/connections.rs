@@ -136,6 +136,27 @@ async fn sessions_idle_in_transaction_are_in_nobodys_way() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PostgreSQL"]
+async fn output_goes_on_where_an_operator_began_to_detach_a_partition() {
+    const TODAY: &str = "SELECT 'taskwire.chunk_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')";
+    within_a_minute(async {
+        let database = started(&[]);
+        let url = database.url();
+        let mut load = Load::idle(three_at(&url)).await;
+        let (reader, operator) = (session(&url).await.expect("a session"), session(&url).await.expect("a session"));
+        reader.batch_execute("BEGIN; SELECT count(*) FROM taskwire.chunk").await.expect("it reads");
+        operator.batch_execute("SET lock_timeout = 100").await.expect("a setting");
+        let detach = format!("ALTER TABLE taskwire.chunk DETACH PARTITION {} CONCURRENTLY", block_in_place(|| database.psql(TODAY)));
+        operator.batch_execute(&detach).await.expect_err("somebody reads");
+        reader.batch_execute("COMMIT").await.expect("it ends");
+        load.start().await;
+        with_timeout("the work", load.goes_on()).await;
+        load.ends(&database).await;
+    })
+    .await;
+}
+
 /// Two nodes behind a pooler in transaction mode, and what one of them hears of the other.
 async fn work_behind_a_pooler(has_listen_url: bool) {
     within_a_minute(async {

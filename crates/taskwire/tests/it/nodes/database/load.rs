@@ -7,6 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use taskwire::{
+    server::Config,
     store::PostgresConfig,
     tool::{Content, Registry, TaskMode, Tool},
 };
@@ -21,7 +22,7 @@ use super::Node;
 use crate::{
     kit::{Client, Events, KEY, MS, Response, with_timeout},
     tasks::{registry, tool},
-    tool_harness::{follow, read, text_of},
+    tool_harness::{follow, read, text_of, uncoalesced},
 };
 
 /// How long a run waits after each chunk, in milliseconds, and a caller before each call.
@@ -180,8 +181,10 @@ impl Load {
     /// Nodes that have nothing to do yet.
     pub(super) async fn idle(configs: impl IntoIterator<Item = PostgresConfig>) -> Self {
         let (ledger, mut nodes) = (Ledger::default(), Vec::new());
-        for config in configs {
-            nodes.push(Node::start(config, registry([ledger.tool()])).await);
+        // Nothing is forgotten, whatever the clock of the database says.
+        let config = Config { retention: None, ..uncoalesced() };
+        for at in configs {
+            nodes.push(Node::start_with(at, registry([ledger.tool()]), config.clone()).await);
         }
         let client = nodes.last().expect("there are some").client();
         Self { nodes, ledger, client, long: Vec::new(), streams: Vec::new(), callers: Vec::new() }

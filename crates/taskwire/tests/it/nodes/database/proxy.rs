@@ -3,11 +3,12 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use serde_json::json;
 use taskwire::{store::PostgresConfig, tool::TaskMode};
 use taskwire_testkit::Server;
@@ -22,7 +23,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Node, started, within_a_minute};
+use super::{Node, gone, started, within_a_minute};
 use crate::{
     kit::{Client, KEY, SECOND, with_timeout},
     tasks::registry,
@@ -76,6 +77,9 @@ struct Line {
     delay: Duration,
     mode: watch::Sender<Mode>,
     cut: Mutex<Option<Cut>>,
+    /// How many connections there were, and how many of them are swallowed: all that either side says is lost, and nobody notices.
+    connections: AtomicUsize,
+    swallowed: AtomicUsize,
 }
 
 impl Proxy {
@@ -86,7 +90,8 @@ impl Proxy {
     pub(super) async fn with_delay(server: u16, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let line = Arc::new(Line { server, delay, mode: watch::Sender::new(Mode::Passes), cut: Mutex::default() });
+        let (mode, connections, swallowed) = (watch::Sender::new(Mode::Passes), AtomicUsize::new(0), AtomicUsize::new(0));
+        let line = Arc::new(Line { server, delay, mode, cut: Mutex::default(), connections, swallowed });
         let accepting = tokio::spawn({
             let line = line.clone();
             async move {
@@ -105,6 +110,11 @@ impl Proxy {
 
     pub(super) fn set(&self, mode: Mode) {
         self.line.mode.send_replace(mode);
+    }
+
+    /// Swallows every connection that there is. New ones pass.
+    fn swallow(&self) {
+        self.line.swallowed.store(self.line.connections.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// The first connection that comes to this point is cut there.
@@ -133,6 +143,7 @@ impl Line {
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
         let until_committed = AtomicBool::new(false);
+        let number = self.connections.fetch_add(1, Ordering::AcqRel);
         let mut mode = self.mode.subscribe();
         let refused = async {
             let _ = mode.wait_for(|mode| *mode == Mode::Refuses).await;
@@ -140,21 +151,23 @@ impl Line {
         tokio::select! {
             biased;
             () = refused => {}
-            () = self.up(from_client, to_server, &until_committed) => {}
-            () = self.down(from_server, to_client, &until_committed) => {}
+            () = self.up(number, from_client, to_server, &until_committed) => {}
+            () = self.down(number, from_server, to_client, &until_committed) => {}
         }
     }
 
     /// What the node says. A word that comes in two pieces is not found; the next one is.
-    async fn up(&self, mut from: OwnedReadHalf, to: OwnedWriteHalf, until_committed: &AtomicBool) {
+    async fn up(&self, number: usize, mut from: OwnedReadHalf, to: OwnedWriteHalf, until_committed: &AtomicBool) {
         let (pieces, arriving) = mpsc::channel(ON_THE_WAY_MAX);
         let read = async move {
             // How many bytes pass before the cut.
             let mut left: Option<(usize, Cut)> = None;
             while let Some(mut piece) = next(&mut from).await {
-                if left.is_none() {
-                    left = self.found_in(&piece);
+                if self.swallows(number) {
+                    continue;
                 }
+                // A later cut replaces one that has not been reached.
+                left = self.found_in(&piece).or(left);
                 let is_the_last = match &mut left {
                     Some((left, cut)) if *left <= piece.len() => {
                         piece.truncate(*left);
@@ -184,12 +197,12 @@ impl Line {
     }
 
     /// What the server says.
-    async fn down(&self, mut from: OwnedReadHalf, to: OwnedWriteHalf, until_committed: &AtomicBool) {
+    async fn down(&self, number: usize, mut from: OwnedReadHalf, to: OwnedWriteHalf, until_committed: &AtomicBool) {
         let (pieces, arriving) = mpsc::channel(ON_THE_WAY_MAX);
         let read = async move {
             let mut lost = Vec::new();
             while let Some(piece) = next(&mut from).await {
-                let is_lost = *self.mode.borrow() == Mode::LosesAnswers;
+                let is_lost = *self.mode.borrow() == Mode::LosesAnswers || self.swallows(number);
                 if until_committed.load(Ordering::Acquire) {
                     lost.extend(piece);
                     if position_of(COMMIT, &lost).is_some() {
@@ -201,6 +214,11 @@ impl Line {
             }
         };
         tokio::join!(read, arrive(arriving, to));
+    }
+
+    /// Whether this connection is swallowed.
+    fn swallows(&self, number: usize) -> bool {
+        number < self.swallowed.load(Ordering::Acquire)
     }
 
     /// Whether the connection is to be cut in what begins with this piece, and after how many bytes.
@@ -319,11 +337,57 @@ async fn wherever_a_transaction_is_cut_its_write_is_done_once() {
             cuttable.proxy.arm(Cut { word: BEGIN, after, when_committed: false });
             let words = format!("<{after}>");
             run.writes(&words).await;
-            assert!(!cuttable.proxy.is_armed(), "the proxy sees where a transaction begins");
+            assert!(!cuttable.proxy.is_armed(), "the proxy sees where a transaction begins: {after}");
             written.push_str(&words);
         }
         assert_eq!(output(&cuttable.client, &id).await, written);
         cuttable.has_only(1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PostgreSQL"]
+async fn connections_that_a_network_has_forgotten_keep_nobody_from_reading_and_cost_no_lease() {
+    /// More than readers have connections.
+    const READS: usize = 20;
+    within_a_minute(async {
+        let database = started(&[]);
+        let proxy = Proxy::before(database.port()).await;
+        let (tool, mut runs) = played("writes");
+        let at = PostgresConfig { statement_timeout: 2 * SECOND, ..PostgresConfig::new(proxy.url(), "a") };
+        let node = Node::start(at, registry([tool.task(TaskMode::Always)])).await;
+        let witness = Node::start(PostgresConfig::new(database.url(), "b"), registry([])).await;
+        let client = node.client();
+        let id = client.start("writes", json!({})).await;
+        let run = run_of(&mut runs).await;
+        run.writes("<0>").await;
+        join_all((0..READS).map(|_| client.get(&id))).await;
+        proxy.swallow();
+        let lease_left = async || {
+            let nodes = witness.cluster.nodes().await.expect("readable");
+            nodes.iter().find(|node| &*node.name == "a").expect("it was not declared dead").lease_left
+        };
+        let reads = async {
+            for n in 0..READS {
+                let response = client.raw("tasks/get", json!({"taskId": id})).await;
+                assert_eq!(response.status, 200, "read {n}: {}", response.json());
+            }
+        };
+        let renewed = async {
+            let mut least = lease_left().await;
+            loop {
+                let left = lease_left().await;
+                if left > least {
+                    return;
+                }
+                least = left;
+            }
+        };
+        // One of them may wait for as long as a statement may take, and no other.
+        with_timeout("the reads", async { tokio::join!(reads, renewed, run.writes("<1>")) }).await;
+        assert_eq!(output(&client, &id).await, "<0><1>");
+        assert_eq!(gone(&database), "0");
     })
     .await;
 }
@@ -370,7 +434,7 @@ async fn what_no_notification_tells_of_is_seen_at_the_next_look() {
     .await;
 }
 
-async fn until(is_so: impl Fn() -> bool) {
+pub(super) async fn until(is_so: impl Fn() -> bool) {
     let so = async {
         while !is_so() {
             tokio::task::yield_now().await;
