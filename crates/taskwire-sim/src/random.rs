@@ -1,5 +1,6 @@
 //! All randomness of a simulated world comes from its seed: that of its own dice, and that of the program under test, which asks the
-//! operating system. So the order of maps, the ids of tasks and the choices of `select!` are the same for the same seed.
+//! operating system. So the order of maps, the ids of tasks and the choices of `select!` are the same for the same seed. A real world seeds
+//! each of its threads, so that no two of them make the same ids.
 
 use std::cell::Cell;
 

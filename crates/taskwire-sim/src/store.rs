@@ -1,7 +1,8 @@
-//! A store that fails: between the engine of a node and the memory that all nodes share.
+//! A store that fails: between the engine of a node and what all nodes share, a memory or a database.
 
 use std::{
     ops::Range,
+    pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, Ordering},
@@ -16,7 +17,7 @@ use taskwire::{
         task::{Event, Task},
     },
     store::{
-        CallKey, Changes, Cluster, Cursor, Error, Lease, MemoryStore, NodeInfo, OutboxItem, Page, Read, Reader, Session, SessionChange,
+        CallKey, Changes, Cluster, Cursor, Error, ErrorKind, Lease, NodeInfo, OutboxItem, Page, Read, Reader, Session, SessionChange,
         Store, StrandedTask, TaskWrite, Usage, Written,
     },
 };
@@ -26,10 +27,14 @@ use crate::{
     observer::{Happening, Observer},
     plant::Plant,
     random::Dice,
+    real::RealLink,
 };
 
+/// Within how many milliseconds a real commit is interrupted: it takes about so long.
+const WITHIN_MILLIS: u64 = 5;
+
 /// How often things go wrong, in a million.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StoreFaults {
     pub(crate) crash_before: u64,
     pub(crate) crash_after: u64,
@@ -64,6 +69,21 @@ pub(crate) struct NodeLink {
     pub(crate) is_healed: AtomicBool,
     /// Until when, in milliseconds of the world, the node may not know that its lease is over: it was stopped.
     pub(crate) excused_until: AtomicI64,
+    /// What only a node of a real world has.
+    pub(crate) real: Option<RealLink>,
+}
+
+/// What happens to one commit of a node of a real world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommitFault {
+    /// The node is killed before it.
+    CrashBefore,
+    /// The node is killed when it has sent a part of it.
+    CrashWithin,
+    /// The node is killed after it, and has told nobody.
+    CrashAfter,
+    /// Its connection ends.
+    CutOff,
 }
 
 impl NodeLink {
@@ -71,6 +91,43 @@ impl NodeLink {
     pub(crate) fn heal(&self) {
         self.is_healed.store(true, Ordering::Relaxed);
         self.away_until.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the node may not know yet that its lease is over: it was stopped, or the machine under a real world had no time for it.
+    pub(crate) fn is_excused(&self, now: i64) -> bool {
+        now < self.excused_until.load(Ordering::Relaxed) || self.real.as_ref().is_some_and(|real| real.is_starved(now))
+    }
+
+    /// Whether what the store acknowledged may reach the node when another one has gone on: a real answer may be on its way meanwhile.
+    pub(crate) fn may_hear_late(&self, now: i64) -> bool {
+        self.real.is_some() && self.is_excused(now)
+    }
+
+    /// Waits for ever if the node is dead.
+    async fn alive(&self) {
+        if self.dead.load(Ordering::Relaxed) || self.crash.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Asks the world to kill the node, and does nothing more.
+    async fn die(&self, happening: Happening) {
+        self.observer.count(happening);
+        self.crash.store(true, Ordering::Relaxed);
+        std::future::pending::<()>().await;
+    }
+
+    /// What is planned for the commit that begins.
+    fn planned_fault(&self) -> Option<CommitFault> {
+        let planned = self.real.as_ref()?.take_commit_fault();
+        planned.filter(|_| !self.is_healed.load(Ordering::Relaxed))
+    }
+
+    /// Ends the connection of the commit that begins, within a moment.
+    fn end_commit(&self) {
+        if let Some(real) = &self.real {
+            real.end_commit(self.name, Duration::from_millis(self.below(WITHIN_MILLIS)));
+        }
     }
 
     fn happens(&self, per_million: u64) -> bool {
@@ -101,29 +158,16 @@ fn away(in_doubt: bool) -> Error {
 }
 
 /// The store of one start of a node.
-pub(crate) struct SimStore {
-    inner: MemoryStore,
+pub(crate) struct SimStore<S> {
+    inner: S,
     link: Arc<NodeLink>,
     /// Commits that a planted bug acknowledged before they were carried out.
     unwritten: Vec<TaskWrite>,
 }
 
-impl SimStore {
-    pub(crate) fn new(inner: MemoryStore, link: Arc<NodeLink>) -> Self {
+impl<S: Store> SimStore<S> {
+    pub(crate) fn new(inner: S, link: Arc<NodeLink>) -> Self {
         Self { inner, link, unwritten: Vec::new() }
-    }
-
-    /// Waits for ever if the node is dead.
-    async fn alive(&self) {
-        if self.link.dead.load(Ordering::Relaxed) || self.link.crash.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    async fn crash(&self, happening: Happening) {
-        self.link.observer.count(happening);
-        self.link.crash.store(true, Ordering::Relaxed);
-        std::future::pending::<()>().await;
     }
 
     async fn apply(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
@@ -138,16 +182,37 @@ impl SimStore {
                 Arc::make_mut(&mut task.spec).idempotency_key = None;
             }
         }
-        let written = self.inner.commit(&writes, sessions).await?;
+        let written = match self.inner.commit(&writes, sessions).await {
+            Ok(written) => written,
+            Err(error) => {
+                if error.kind() == ErrorKind::InDoubt {
+                    self.link.observer.count(Happening::CommitCutOff);
+                }
+                return Err(error);
+            }
+        };
         for (write, written) in writes.iter().zip(&written) {
             report(&self.link, write, written);
         }
         Ok(written)
     }
+
+    /// Kills the node while a commit is on its way, or when it is just over.
+    async fn die_within(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) {
+        let (link, after) = (self.link.clone(), Duration::from_millis(self.link.below(WITHIN_MILLIS)));
+        let mut commit = pin!(self.apply(writes, sessions));
+        tokio::select! {
+            biased;
+            _ = &mut commit => {}
+            () = tokio::time::sleep(after) => {}
+        }
+        // What was sent stays sent: nothing is taken back in order.
+        link.die(Happening::CrashWithinCommit).await;
+    }
 }
 
 /// Makes a write fit whatever version the task has now: what a store would do that does not compare versions.
-async fn pretend_current(inner: &mut MemoryStore, write: &mut TaskWrite) -> Result<(), Error> {
+async fn pretend_current(inner: &mut impl Store, write: &mut TaskWrite) -> Result<(), Error> {
     if let Some(task) = inner.load(write.task.id).await?
         && write.first_version > Version(1)
         && task.version.next() != write.first_version
@@ -221,34 +286,35 @@ fn report(link: &NodeLink, write: &TaskWrite, written: &Written) {
     link.observer.trace(&line);
 }
 
-impl Store for SimStore {
-    const BLOCKS: bool = false;
+impl<S: Store> Store for SimStore<S> {
+    const BLOCKS: bool = S::BLOCKS;
 
     async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
-        self.alive().await;
+        self.link.alive().await;
         self.link.check()?;
         self.inner.load(id).await
     }
 
     async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {
-        self.alive().await;
+        self.link.alive().await;
         self.link.check()?;
         self.inner.stored_bytes(id).await
     }
 
     async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
-        self.alive().await;
+        self.link.alive().await;
         self.link.observer.count(Happening::Commit);
         self.link.check()?;
         let faults = self.link.faults;
         let latency = self.link.below(faults.latency_max + 1);
         if latency > 0 {
             tokio::time::sleep(Duration::from_millis(latency)).await;
-            self.alive().await;
+            self.link.alive().await;
             self.link.check()?;
         }
-        if self.link.happens(faults.crash_before) {
-            self.crash(Happening::CrashBeforeCommit).await;
+        let planned = self.link.planned_fault();
+        if self.link.happens(faults.crash_before) || planned == Some(CommitFault::CrashBefore) {
+            self.link.die(Happening::CrashBeforeCommit).await;
         }
         if self.link.happens(faults.away) {
             return Err(away(false));
@@ -266,12 +332,20 @@ impl Store for SimStore {
             self.apply(&before, sessions).await?;
             return Ok(vec![Written::Done; writes.len()]);
         }
+        match planned {
+            Some(CommitFault::CrashWithin) => self.die_within(writes, sessions).await,
+            Some(CommitFault::CutOff) => self.link.end_commit(),
+            _ => {}
+        }
         let written = self.apply(writes, sessions).await?;
+        if planned == Some(CommitFault::CrashAfter) {
+            self.link.die(Happening::CrashAfterCommit).await;
+        }
         if in_doubt {
             return Err(away(true));
         }
         if self.link.happens(faults.crash_after) {
-            self.crash(Happening::CrashAfterCommit).await;
+            self.link.die(Happening::CrashAfterCommit).await;
         }
         Ok(written)
     }
@@ -369,7 +443,7 @@ impl Reader for SimReader {
         self.read(move |reader| reader.by_key(key))
     }
 
-    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<TaskId>> {
+    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<Arc<Task>>> {
         self.read(move |reader| reader.same_calls(caller, hidden, key, limit))
     }
 
@@ -480,6 +554,10 @@ impl Cluster for SimCluster {
 
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeInfo>, Error>> {
         self.reach(move || self.inner.nodes())
+    }
+
+    fn has_wakeups(&self) -> bool {
+        self.inner.has_wakeups()
     }
 
     fn announce(&self, changes: Changes) {

@@ -33,7 +33,7 @@ async fn steps(job: Job, ctx: Ctx, (observer, link): Reporter) -> Result<String,
     for n in ctx.saved::<u64>()?.unwrap_or(0)..job.size {
         ctx.sleep(Duration::from_millis(job.pace)).await?;
         ctx.step([line(job.call, n).into()], &(n + 1)).await?;
-        observer.effect(job.call, ctx.attempt());
+        observer.effect(job.call, ctx.attempt(), &link);
     }
     Ok(format!("call {} is done", job.call))
 }
@@ -46,7 +46,7 @@ async fn fragile(job: Job, ctx: Ctx, (observer, link): Reporter) -> Result<Strin
         ctx.sleep(Duration::from_millis(job.pace)).await?;
     }
     ctx.flush().await?;
-    observer.effect(job.call, ctx.attempt());
+    observer.effect(job.call, ctx.attempt(), &link);
     Ok(format!("call {} is done", job.call))
 }
 
@@ -64,7 +64,7 @@ async fn interview(job: Job, ctx: Ctx, (observer, link): Reporter) -> Result<Str
         if n >= written {
             ctx.step([line(job.call, n).into()], &(n + 1)).await?;
         }
-        observer.effect(job.call, ctx.attempt());
+        observer.effect(job.call, ctx.attempt(), &link);
     }
     Ok(answers.join(" "))
 }

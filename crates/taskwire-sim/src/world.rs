@@ -13,39 +13,29 @@ use std::{
 
 use anyhow::Context;
 use futures_util::FutureExt;
-use taskwire::{
-    client::Era,
-    clock::Clock,
-    core::{
-        Limits, Seq, Version,
-        task::{Event, create, evolve},
-    },
-    server::{Config, EngineConfig, Server},
-    store::{Cursor, LogItem, Memory, Read, Reader},
-};
+use taskwire::{client::Era, clock::Clock, server::Server, store::Memory};
 use tokio::{io::DuplexStream, runtime::Runtime};
 
 use crate::{
+    checks,
     clients::{Actor, Dial},
     clock::{MachineClock, WorldClock},
     observer::{Happening, Observer},
     plant::Plant,
     random::Dice,
+    serving::{self, PIPE_BYTES},
     store::{NodeLink, SimStore, StoreFaults},
-    tee::Tee,
     tools,
 };
 
 const NODES: usize = 3;
 const CLIENTS: usize = 6;
-/// Bytes between a client and a node.
-const PIPE_BYTES: usize = 64 * 1024;
 /// How long the world has to come to rest when nothing goes wrong any more.
 const REST_MILLIS: i64 = 240_000;
 /// How long tasks are kept, in worlds that forget them.
 const RETENTION: Duration = Duration::from_secs(90);
 /// How long a node that was stopped may take to learn that its lease is over.
-const EXCUSE_MILLIS: i64 = 5_000;
+pub(crate) const EXCUSE_MILLIS: i64 = 5_000;
 
 /// How often things happen to nodes, in a million turns of the world.
 #[derive(Debug, Clone, Copy)]
@@ -98,9 +88,9 @@ impl Faults {
     }
 }
 
-/// What a store in memory reads: it never waits.
-fn at_once<T>(read: Read<'_, T>) -> Result<T, anyhow::Error> {
-    Ok(read.now_or_never().context("it does not wait")??)
+/// What was found in a store in memory, whose reader never waits.
+fn at_once<T>(found: impl Future<Output = Result<T, anyhow::Error>>) -> Result<T, anyhow::Error> {
+    found.now_or_never().context("it does not wait")?
 }
 
 /// A machine with a runtime of its own, in virtual time.
@@ -216,9 +206,9 @@ impl World {
         for n in 0..CLIENTS {
             let era = if n % 3 == 2 { Era::Legacy } else { Era::Modern };
             let (dial, calls, dice, observer) = (dial.clone(), calls.clone(), self.dice.fork(), self.observer.clone());
-            let is_over = self.is_over.clone();
+            let (world, is_over) = (self.clock.clone(), self.is_over.clone());
             self.actors.push(self.clients.runtime.spawn(async move {
-                let clock = Arc::new(MachineClock::new(Duration::ZERO, Arc::default()));
+                let clock = Arc::new(MachineClock::new(&world, Duration::ZERO, Arc::default()));
                 Actor { dial, clock, observer, dice, calls, era, is_over }.run().await;
             }));
         }
@@ -233,13 +223,7 @@ impl World {
             let servers = servers.lock().unwrap_or_else(PoisonError::into_inner);
             let chosen = dice.lock().unwrap_or_else(PoisonError::into_inner).below(servers.len() as u64);
             if let Some((server, handle)) = servers.get(usize::try_from(chosen).unwrap_or(0)) {
-                let server = server.clone();
-                let (input, output) = tokio::io::split(theirs);
-                let (input, output) = (Tee::new(input, '>', reported.clone()), Tee::new(output, '<', reported.clone()));
-                handle.spawn(async move {
-                    // A client that goes away is no error.
-                    let _ = server.serve_stream(input, output, std::future::pending()).await;
-                });
+                handle.spawn(serving::serve(server.clone(), theirs, reported.clone()));
             }
             ours
         })
@@ -267,7 +251,7 @@ impl World {
                 self.kill(at);
             }
         }
-        self.clock.0.fetch_add(i64::try_from(millis)?, Ordering::Relaxed);
+        self.clock.advance(i64::try_from(millis)?);
         Ok(())
     }
 
@@ -354,29 +338,19 @@ impl World {
             plant: self.plant,
             is_healed: AtomicBool::new(self.is_over.load(Ordering::Relaxed)),
             excused_until: AtomicI64::new(0),
+            real: None,
         });
         let machine = Machine::new()?;
         let store = SimStore::new(self.memory.open_node(&format!("n{at}")), link.clone());
         let error = self.nodes[at].clock_error.clone();
         let tools = tools::all(&self.observer, &link)?;
         let base = Duration::from_millis(u64::try_from(self.clock.millis())?);
-        let config = Config {
-            engine: EngineConfig { limits: Limits { disk_reserve_bytes: 0, ..Limits::DEFAULT }, ..EngineConfig::default() },
-            attempts_max: 1_000_000,
-            retention: self.forgets.then_some(RETENTION),
-            ..Config::default()
-        };
+        let (config, world) = (serving::config(self.forgets.then_some(RETENTION)), self.clock.clone());
         let server = machine.runtime.block_on(async move {
-            let clock: Arc<dyn Clock> = Arc::new(MachineClock::new(base, error));
+            let clock: Arc<dyn Clock> = Arc::new(MachineClock::new(&world, base, error));
             Server::start_with_clock(tools, store, config, clock)
         })?;
-        let taker = server.clone();
-        machine.runtime.spawn(async move {
-            // A connection that never says anything: with the first one, the node begins to take over what others left.
-            let (_ours, theirs) = tokio::io::duplex(64);
-            let (input, output) = tokio::io::split(theirs);
-            let _ = taker.serve_stream(input, output, std::future::pending()).await;
-        });
+        machine.runtime.spawn(serving::take_over(server.clone()));
         self.nodes[at].running = Some(Running { machine, server, link });
         self.update_servers();
         Ok(())
@@ -424,7 +398,7 @@ impl World {
 
     /// Whether all tasks have ended, and all clients know it.
     fn is_at_rest(&self) -> Result<bool, anyhow::Error> {
-        let is_done = self.actors.iter().all(tokio::task::JoinHandle::is_finished) && at_once(self.memory.open_tasks(None, 1))?.is_empty();
+        let is_done = self.actors.iter().all(tokio::task::JoinHandle::is_finished) && at_once(checks::all_have_ended(&self.memory))?;
         Ok(is_done && (!self.forgets || self.memory.all_tasks().is_empty()))
     }
 
@@ -437,49 +411,11 @@ impl World {
         if self.forgets && left > 0 {
             self.observer.violated(format!("{left} tasks were not forgotten"));
         }
-        for id in at_once(self.memory.open_tasks(None, 5))? {
-            let task = at_once(self.memory.task(id))?.context("it is open")?;
-            self.observer.violated(format!("task {id} of `{}` never ended: {} in attempt {}", task.spec.tool, task.status(), task.attempt));
-        }
-        Ok(())
+        at_once(checks::report_open(&self.memory, &self.observer))
     }
 
     /// The log of each task makes the task, its versions and chunks without a gap.
     fn check_logs(&self) -> Result<(), anyhow::Error> {
-        for id in self.memory.all_tasks() {
-            let stored = at_once(self.memory.task(id))?.context("it is listed")?;
-            let (mut task, mut cursor) =
-                (None, Cursor { after: Version(0), from: Some(Seq(0)), max_bytes: usize::MAX, max_chunks: usize::MAX });
-            while let Some(page) = at_once(self.memory.page(id, cursor))? {
-                for item in page.items {
-                    let (version, at, event) = match item {
-                        LogItem::Event(stored) => (stored.version, stored.at, stored.event),
-                        LogItem::Chunk(chunk) => {
-                            cursor.from = Some(chunk.seq.next());
-                            let event = Event::Appended { seq: chunk.seq, first_block: chunk.first_block, blocks: chunk.blocks };
-                            (chunk.version, stored.created_at, event)
-                        }
-                        _ => continue,
-                    };
-                    match &mut task {
-                        None => task = Some(create(id, &event, at)),
-                        Some(task) => {
-                            // What is missing was a checkpoint each.
-                            task.saves += version.0 - 1 - task.version.0;
-                            task.version = Version(version.0 - 1);
-                            evolve(task, &event, at);
-                        }
-                    }
-                }
-                cursor.after = page.upto;
-                if !page.more {
-                    break;
-                }
-            }
-            if task.as_ref() != Some(&stored) {
-                self.observer.violated(format!("the log of task {id} makes another task than the stored one: {task:?} and {stored:?}"));
-            }
-        }
-        Ok(())
+        at_once(checks::check_logs(&self.memory, &self.memory.all_tasks(), &self.observer))
     }
 }

@@ -1,4 +1,5 @@
-//! The simulation itself: the same seed gives the same world, planted bugs are found, and what was found once stays mended.
+//! The simulation itself: the same seed gives the same world, planted bugs are found, and what was found once stays mended. And the same
+//! workload in real worlds.
 
 use std::process::{Command, Output};
 
@@ -83,6 +84,25 @@ fn a_dead_node_that_goes_on_is_found() {
 #[test]
 fn a_node_that_trusts_its_lease_for_too_long_is_found() {
     is_found("lease-too-long");
+}
+
+/// Half a minute in which things go wrong on a real database, and what it takes to come to rest.
+fn is_right_in_a_real_world_on(store: &str) {
+    let (output, is_right) = sim(1, 0, &["--store", store, "--for", "30s"]);
+    assert!(is_right, "{output}");
+    assert!(count(&output, "Commit") > 50, "something happens in it: {output}");
+}
+
+#[test]
+#[ignore = "needs PostgreSQL"]
+fn nothing_is_wrong_with_a_real_world_on_postgresql_15() {
+    is_right_in_a_real_world_on("postgres:15");
+}
+
+#[test]
+#[ignore = "needs PostgreSQL"]
+fn nothing_is_wrong_with_a_real_world_on_postgresql_18() {
+    is_right_in_a_real_world_on("postgres:18");
 }
 
 /// Worlds in which something was wrong once, and what that was. A later change of the program or of the workload makes another world of a

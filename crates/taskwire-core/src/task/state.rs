@@ -354,6 +354,14 @@ impl Task {
         self.waiting.as_ref()?.left_at
     }
 
+    /// Whether a call that is the same may join it: it runs, and the calls that wait for it do not know it or share it, or no call waits
+    /// for it.
+    #[must_use]
+    pub fn is_joinable(&self) -> bool {
+        let runs = self.ended.is_none() && (self.spec.hidden || self.spec.fingerprint.is_some());
+        self.spec.linger_key.is_some() && (runs || self.left_at().is_some())
+    }
+
     /// When its work began: the id is made then, and the call may be promoted later.
     #[must_use]
     pub fn began_at(&self) -> Timestamp {

@@ -55,6 +55,9 @@ impl Engine {
                 gone.push(epoch);
             }
         }
+        if !shared && task.ended.is_none() && task.awaited_by().any(|epoch| !gone.contains(&epoch)) {
+            return Err(Reject::Awaited.into());
+        }
         let command = Command::Join { epoch: self.epoch(), gone, shared };
         Ok(self.submit(task.id, Authority::Caller(task.spec.caller.clone()), command).await?.task)
     }

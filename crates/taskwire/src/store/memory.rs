@@ -190,7 +190,7 @@ impl State {
             self.open.remove(&id);
             self.release_dedupe(&write.task);
         }
-        self.set_same_call(&write.task, write.task.ended.is_none() || write.task.left_at().is_some());
+        self.set_same_call(&write.task, write.task.is_joinable());
         if let Some(due) = wants(&write.task).due {
             self.due.insert((due, id));
         }
@@ -413,10 +413,10 @@ impl Reader for Memory {
         at_once(Ok(self.lock().by_key(key)))
     }
 
-    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<TaskId>> {
+    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<Arc<Task>>> {
         let state = self.lock();
-        let same = state.same_calls.get(&(caller.clone(), hidden, key.into()));
-        at_once(Ok(same.into_iter().flatten().take(limit).copied().collect()))
+        let same = state.same_calls.get(&(caller.clone(), hidden, key.into())).into_iter().flatten();
+        at_once(Ok(same.filter_map(|id| Some(Arc::new(state.tasks.get(id)?.task.clone()))).take(limit).collect()))
     }
 
     fn session<'a>(&'a self, id: &'a SessionId) -> Read<'a, Option<Session>> {

@@ -72,9 +72,9 @@ pub trait Reader: Send + Sync + 'static {
     /// The task that has this key.
     fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>>;
 
-    /// Tasks with this [`linger_key`](taskwire_core::task::Spec::linger_key) that run, or ended while no call waited for them, the earliest
-    /// first, at most `limit`; `hidden` as in [`CallKey::Dedupe`]. Nobody asks where nodes do not share the store.
-    fn same_calls<'a>(&'a self, _caller: &'a CallerId, _hidden: bool, _key: &'a str, _limit: usize) -> Read<'a, Vec<TaskId>> {
+    /// Tasks with this [`linger_key`](taskwire_core::task::Spec::linger_key) that [can be joined](Task::is_joinable), the earliest first, at
+    /// most `limit`; `hidden` as in [`CallKey::Dedupe`]. Those that are damaged are left out. Nobody asks where nodes do not share the store.
+    fn same_calls<'a>(&'a self, _caller: &'a CallerId, _hidden: bool, _key: &'a str, _limit: usize) -> Read<'a, Vec<Arc<Task>>> {
         at_once(Ok(Vec::new()))
     }
 

@@ -450,16 +450,25 @@ impl WaitingCall {
         // The client may call again before the other node has noticed that it hung up: wait a moment for that.
         let deadline = tokio::time::sleep(HANG_UP_NOTICED);
         tokio::pin!(deadline);
+        let (mut watched, mut watch) = (Vec::new(), context.engine.watch(Vec::new(), false));
         loop {
             let same = context.engine.reader().same_calls(&key.caller, key.hidden, &key.fingerprint, SAME_CALLS_MAX).await?;
             // What this node knows of was looked at before.
-            let same: Vec<TaskId> = same.into_iter().filter(|id| !calls.is_known(*id)).collect();
-            let watch = context.engine.watch(same.clone(), false);
+            let same = same.into_iter().filter(|task| !calls.is_known(task.id) && registry::is_joinable(context, task));
+            let same: Vec<Arc<Task>> = same.collect();
+            let ids: Vec<TaskId> = same.iter().map(|task| task.id).collect();
+            if ids.is_empty() {
+                return Ok(None);
+            }
+            if ids != watched {
+                // What changes from here on is noticed, so they are read again.
+                watch = context.engine.watch(ids.clone(), false);
+                watched = ids;
+                continue;
+            }
             let mut may_be_left = false;
-            for id in same {
-                let Some(task) = context.engine.task(&self.caller, id).await?.filter(|task| registry::is_joinable(context, task)) else {
-                    continue;
-                };
+            for task in same {
+                let id = task.id;
                 // Before it is stored, so that a client that hangs up now leaves it again.
                 calls.add_joined(context, key.clone(), id, shared);
                 *lock(&self.state) = State { awaited: Some(RunOrTask::Task(id)), counted: true };

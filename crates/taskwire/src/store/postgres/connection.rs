@@ -39,6 +39,9 @@ const LEASE_CONNECTIONS: usize = 1;
 const MARGIN: Duration = Duration::from_secs(1);
 /// On how many connections a statement is tried: one that was idle may be dead.
 const TRIES_MAX: u32 = 3;
+/// All that we ask is found by an index. The plan of a prepared statement is made once, perhaps while its table is empty, and then kept while
+/// the table grows: it must not read all of it.
+pub(super) const PLANNING: [&str; 2] = ["jit = off", "enable_seqscan = off"];
 const TOO_LONG: &str = "the database took too long to answer";
 
 /// A statement. In its text `@` stands for the schema.
@@ -148,7 +151,11 @@ impl Database {
         let sessions_at = config.listen_url.as_ref().map_or(Ok(endpoint.clone()), |url| Endpoint::new(url, &config))?;
         let is_plain = !(config.unnamed_statements || endpoint.unnamed_statements);
         let mode = Arc::new(Mode { named: AtomicBool::new(is_plain), sessions: AtomicBool::new(false) });
-        let settings = format!("SET statement_timeout = {}; SET jit = off", config.statement_timeout.as_millis());
+        let settings = format!(
+            "SET statement_timeout = {}; {}",
+            config.statement_timeout.as_millis(),
+            PLANNING.map(|setting| format!("SET {setting}")).join("; ")
+        );
         let durability = Arc::<Durability>::default();
         let connector = Connector { endpoint, mode: mode.clone(), settings: settings.clone(), durability: durability.clone() };
         let always = || Arc::new(Mode { named: AtomicBool::new(false), sessions: AtomicBool::new(true) });

@@ -26,11 +26,19 @@ const IDLE_SESSIONS_MAX: u64 = 1_000;
 const BYTES_MAX: u64 = 1 << 62;
 
 /// Tasks whole: with the event that ended each, if one did.
-pub(super) const TASKS: Sql = Sql {
-    text: "SELECT t.id, t.version, t.next_seq, t.blocks, t.output_bytes, h.head, l.event FROM @task AS t
-        LEFT JOIN @head AS h ON h.id = t.id LEFT JOIN @log AS l ON l.task = t.id AND l.version = t.ended WHERE t.id = ANY($1)",
-    types: &[Type::BYTEA_ARRAY],
-};
+macro_rules! tasks {
+    ($which:literal) => {
+        concat!(
+            "SELECT t.id, t.version, t.next_seq, t.blocks, t.output_bytes, h.head, l.event FROM @task AS t
+            LEFT JOIN @head AS h ON h.id = t.id LEFT JOIN @log AS l ON l.task = t.id AND l.version = t.ended WHERE ",
+            $which
+        )
+    };
+}
+
+pub(super) const TASKS: Sql = Sql { text: tasks!("t.id = ANY($1)"), types: &[Type::BYTEA_ARRAY] };
+/// The database plans this once. The plan of [`TASKS`] depends on how many there are, so it is made anew each time.
+const TASK: Sql = Sql { text: tasks!("t.id = $1"), types: &[Type::BYTEA] };
 const EVENT: Sql = Sql { text: "SELECT event FROM @log WHERE task = $1 AND version = $2", types: &[Type::BYTEA, Type::INT8] };
 /// One row for the task (kind 0), one for each row of chunks (1) from chunk `$3` on, one for each event (2) after version `$2`.
 ///
@@ -78,7 +86,9 @@ const OF_CALLER: Sql = Sql {
 const BY_KEY: Sql =
     Sql { text: "SELECT task FROM @call_key WHERE caller = $1 AND kind = $2 AND key = $3", types: &[Type::TEXT, Type::INT2, Type::TEXT] };
 const SAME_CALLS: Sql = Sql {
-    text: "SELECT task FROM @same_call WHERE caller = $1 AND hidden = $2 AND key = $3 ORDER BY task LIMIT $4",
+    text: tasks!(
+        "t.id IN (SELECT task FROM @same_call WHERE caller = $1 AND hidden = $2 AND key = $3 ORDER BY task LIMIT $4) ORDER BY t.id"
+    ),
     types: &[Type::TEXT, Type::BOOL, Type::TEXT, Type::INT8],
 };
 const SESSION: Sql = Sql { text: "SELECT caller, last_used, data FROM @session WHERE id = $1", types: &[Type::TEXT] };
@@ -220,9 +230,8 @@ impl PostgresReader {
 
 /// The task, for a reader or for the writer.
 pub(super) async fn task(database: &Database, for_writer: bool, id: TaskId) -> Result<Option<Task>, Error> {
-    let ids = [&id.as_bytes()[..]];
-    let params: &[&(dyn ToSql + Sync)] = &[&&ids[..]];
-    let rows = if for_writer { database.run(&TASKS, params).await } else { database.read(&TASKS, params).await };
+    let params: &[&(dyn ToSql + Sync)] = &[&&id.as_bytes()[..]];
+    let rows = if for_writer { database.run(&TASK, params).await } else { database.read(&TASK, params).await };
     rows.map_err(|error| or_corrupt(error, id))?.first().map(task_of).transpose()
 }
 
@@ -307,10 +316,11 @@ impl Reader for PostgresReader {
         })
     }
 
-    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<TaskId>> {
+    fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<Arc<Task>>> {
         later(async move {
             let (caller, key) = (to_text(caller.as_str()), to_text(key));
-            ids(&self.rows(&SAME_CALLS, &[&caller, &hidden, &key, &number(limit as u64)]).await?)
+            let rows = self.rows(&SAME_CALLS, &[&caller, &hidden, &key, &number(limit as u64)]).await?;
+            Ok(rows.iter().filter_map(|row| task_of(row).ok()).map(Arc::new).collect())
         })
     }
 

@@ -208,8 +208,8 @@ impl<'a> Rows<'a> {
             self.stale.0.push(id.as_bytes());
             self.stale.1.push(number(stale.0));
         });
-        if self.changed_heads.contains(id) {
-            self.same.insert(*id, (task, is_open || task.left_at().is_some()));
+        if let Some(is_found) = same_call_change(write) {
+            self.same.insert(*id, (task, is_found));
         }
         if let (Some((session, item)), Some(end)) = (write.outbox_item(), outbox_end) {
             *end += 1;
@@ -300,7 +300,7 @@ impl<'a> Rows<'a> {
         }
         calls.extend(self.released.into_call(&RELEASE_KEYS));
         for (sql, is_found) in [(&ADD_SAME, true), (&REMOVE_SAME, false)] {
-            calls.extend(same_call(&self.same, &self.created, sql, is_found));
+            calls.extend(same_call(&self.same, sql, is_found));
         }
         let usage: Vec<_> = self.usage.into_iter().filter(|(_, change)| *change != (0, 0)).collect();
         if !usage.is_empty() {
@@ -337,17 +337,25 @@ pub(super) fn state_after(write: &TaskWrite) -> Option<(bool, i64)> {
     (!is_forgotten).then(|| (write.task.ended.is_none(), number(write.stored_bytes)))
 }
 
-/// The tasks that the same call finds from now on, or does not find any more. While a task is open that stays as it is.
-fn same_call<'a>(
-    same: &BTreeMap<TaskId, (&'a Task, bool)>,
-    created: &HashSet<TaskId>,
-    sql: &'static Sql,
-    is_found: bool,
-) -> Option<Call<'a>> {
+/// Whether the same call finds the task from now on, or does not find it any more; none if a write does not change that.
+fn same_call_change(write: &TaskWrite) -> Option<bool> {
+    let (task, events) = (&write.task, &write.events);
+    let is_found = task.is_joinable();
+    let changes = if is_found {
+        events.iter().any(|event| matches!(event, Event::Created { .. } | Event::Left { .. }))
+    } else {
+        let was_found = task.spec.hidden || task.spec.fingerprint.is_some();
+        let ends = task.ended.is_some_and(|(_, version)| version >= write.first_version);
+        (was_found && ends) || events.iter().any(|event| matches!(event, Event::Joined { .. }))
+    };
+    changes.then_some(is_found)
+}
+
+/// The tasks that the same call finds from now on, or does not find any more.
+fn same_call<'a>(same: &BTreeMap<TaskId, (&'a Task, bool)>, sql: &'static Sql, is_found: bool) -> Option<Call<'a>> {
     let (mut caller, mut hidden, mut key, mut ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (task, found) in same.values() {
-        let is_change = !*found || created.contains(&task.id) || task.ended.is_some();
-        if let Some(linger) = task.spec.linger_key.as_deref().filter(|_| *found == is_found && is_change) {
+        if let Some(linger) = task.spec.linger_key.as_deref().filter(|_| *found == is_found) {
             caller.push(to_text(task.spec.caller.as_str()));
             hidden.push(task.spec.hidden);
             key.push(to_text(linger));

@@ -19,7 +19,7 @@ use tokio_postgres::{Row, types::Type};
 
 use super::{
     columns::{KeyColumns, kind_of, to_text},
-    connection::{Call, Database, Param, Pipeline, Sql},
+    connection::{Call, Database, PLANNING, Param, Pipeline, Sql},
     error::{away, classify, describe, is_conflict, is_damage, is_refusal, is_without_partition},
     read::{TASKS, id_at, number_at, task_of},
     rows::{Rows, state_after},
@@ -144,7 +144,8 @@ impl Writer {
         // Nothing here waits for longer than a lease lasts, so that a node that is stopped does not hold up the others.
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = {millis}; SET LOCAL lock_timeout = 5000; \
-             SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL jit = off{}",
+             SET LOCAL idle_in_transaction_session_timeout = 5000; {}{}",
+            PLANNING.map(|setting| format!("SET LOCAL {setting}")).join("; "),
             if commits_loosely { "; SET LOCAL synchronous_commit = on" } else { "" }
         );
         Self { database, connection: None, in_doubt: None, begin, slot }
@@ -275,7 +276,11 @@ async fn lock(
         CallKey::of(&write.task.spec).for_each(|key| keys.push(key, &write.task.id));
     }
     let mut calls = vec![Call::new(&TRANSACTION, vec![]), Call::new(&LOCK_TASKS, vec![Box::new(ids)])];
-    calls.push(Call::new(&LOCK_SESSIONS, vec![Box::new(named.into_iter().map(to_text).collect::<Vec<_>>())]));
+    let locks_sessions = !named.is_empty();
+    if locks_sessions {
+        calls.push(Call::new(&LOCK_SESSIONS, vec![Box::new(named.into_iter().map(to_text).collect::<Vec<_>>())]));
+    }
+    let (sessions_at, keys_at) = (if locks_sessions { 3 } else { usize::MAX }, 3 + usize::from(locks_sessions));
     calls.extend(keys.into_call(&TAKE_KEYS));
     let answers = async {
         let prepared = database.prepare(connection, &calls).await?;
@@ -295,11 +300,11 @@ async fn lock(
         let version = number_at(row, 1).map_err(|what| Error::corrupt_task(id, what))?;
         locked.tasks.insert(id, Found { version, is_open: row.try_get(2)?, stored_bytes: row.try_get(3)? });
     }
-    for row in rows(3) {
+    for row in rows(sessions_at) {
         let end = number_at(row, 1).map_err(|what| Error::corrupt("the outbox of a session", what))?;
         locked.outbox_ends.insert(row.try_get(0)?, end);
     }
-    for row in rows(4) {
+    for row in rows(keys_at) {
         if let Some(id) = id_at(row, 1)? {
             locked.keys.insert((row.try_get(0)?, id));
         }

@@ -55,3 +55,34 @@ impl Shared for InPostgres {
         self.0.psql(&format!("UPDATE taskwire.node SET expires = {now} - 1 WHERE epoch IN ({})", epochs.join(", ")));
     }
 }
+
+/// The database plans a prepared statement once, here while its tables are empty.
+#[test]
+#[ignore = "needs PostgreSQL"]
+fn tables_that_have_grown_are_not_read_whole_by_what_was_planned_while_they_were_empty() {
+    /// More often than a statement is planned anew before its plan is kept.
+    const ROUNDS: u8 = 10;
+    let nodes = InPostgres::new(18);
+    let mut store = nodes.open("node");
+    let mut round = |from: u8| {
+        for name in from..from + ROUNDS {
+            let spec = Spec { linger_key: Some("k".into()), hidden: true, ..spec() };
+            let mut driver = shared::created(&mut store, name, spec);
+            shared::commit(&mut store, &mut driver, &ends()[0]);
+            let reader = store.reader();
+            assert!(reader.task(driver.id).wait().expect("readable").is_some());
+            assert!(reader.same_calls(&CallerId::new("me"), true, "k", 10).wait().expect("readable").is_empty());
+            assert!(reader.due_tasks(Timestamp::from_millis(0), None, 10).wait().expect("readable").is_empty());
+        }
+    };
+    round(1);
+    let columns = "id, caller, epoch, version, next_seq, blocks, output_bytes, stored_bytes";
+    let id = "decode(lpad(to_hex(n), 40, '0'), 'hex')";
+    nodes.0.psql(&format!("INSERT INTO taskwire.task({columns}) SELECT {id}, 'x', 1, 1, 0, 0, 0, 0 FROM generate_series(1, 20000) AS n"));
+    round(1 + ROUNDS);
+    drop(store);
+    // A session that ends says what it has read.
+    while nodes.0.psql("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()") != "0" {}
+    let read = nodes.0.psql("SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'taskwire' AND relname = 'task'");
+    assert!(read.parse::<u64>().expect("a number") < 20_000, "{read} rows were read that no index had found");
+}

@@ -102,14 +102,14 @@ fn renewed(cluster: &dyn Cluster, epoch: Epoch, orphan_after: Duration) -> Optio
     cluster.renew(epoch, orphan_after).wait().expect("reachable")
 }
 
-fn created(store: &mut impl Store, name: u8, spec: Spec) -> Driver {
+pub(super) fn created(store: &mut impl Store, name: u8, spec: Spec) -> Driver {
     let mut driver = Driver::new(name);
     let new = NewTask::new(Arc::new(spec), json!({}).into(), store.epoch());
     commit(store, &mut driver, &Command::Create(new));
     driver
 }
 
-fn commit(store: &mut impl Store, driver: &mut Driver, command: &Command) {
+pub(super) fn commit(store: &mut impl Store, driver: &mut Driver, command: &Command) {
     let write = driver.run(command).expect("the command leads to something");
     store.commit_now(&[write], &[]).expect("the write is committed");
 }
@@ -313,12 +313,12 @@ fn the_same_call_finds_what_runs_or_was_left_without_an_answer<S: Shared>(shared
     let mut drivers: Vec<Driver> = (1..=4).map(|name| created(&mut here, name, same("k", "me"))).collect();
     created(&mut here, 5, same("other", "me"));
     created(&mut here, 6, same("k", "you"));
-    created(&mut here, 7, Spec { hidden: false, ..same("k", "me") });
     let leave = Command::Leave { epoch: here.epoch() };
-    let find = |store: &S::Store, limit| {
-        let read = store.reader();
-        read.same_calls(&CallerId::new("me"), true, "k", limit).wait().expect("readable")
+    let found = |store: &S::Store, hidden, limit| {
+        let read = store.reader().same_calls(&CallerId::new("me"), hidden, "k", limit).wait().expect("readable");
+        read.iter().map(|task| task.id).collect::<Vec<_>>()
     };
+    let find = |store: &S::Store, limit| found(store, true, limit);
     let ids = |drivers: &[Driver]| drivers.iter().map(|driver| driver.id).collect::<Vec<_>>();
     assert_eq!((find(&there, 10), find(&there, 2)), (ids(&drivers), ids(&drivers[..2])), "the earliest first");
     // The first ended, and its caller got the outcome; the second was left, and ended; the third was left.
@@ -337,6 +337,17 @@ fn the_same_call_finds_what_runs_or_was_left_without_an_answer<S: Shared>(shared
     drivers[3].now += 1_000;
     commit(&mut here, &mut drivers[3], &Command::Tick);
     assert_eq!(find(&here, 10), ids(&drivers[2..3]), "what is forgotten is not found");
+    // A caller that knows its task does not look for it, unless the call was left or is shared.
+    let known = || Spec { hidden: false, ..same("k", "me") };
+    let mut known_to_caller = created(&mut here, 7, known());
+    assert!(found(&there, false, 10).is_empty());
+    let mut shared = created(&mut here, 8, Spec { fingerprint: Some("k".into()), ..known() });
+    assert_eq!(found(&there, false, 10), [shared.id]);
+    commit(&mut here, &mut known_to_caller, &leave);
+    assert_eq!(found(&there, false, 10), [known_to_caller.id, shared.id]);
+    commit(&mut there, &mut known_to_caller, &join);
+    commit(&mut here, &mut shared, end);
+    assert!(found(&there, false, 10).is_empty());
 }
 
 fn what_is_due_is_due_on_the_node_that_runs_it<S: Shared>(shared: &S) {
