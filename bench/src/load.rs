@@ -40,6 +40,29 @@ pub enum Op {
     Get(Arc<Vec<String>>),
     /// Calls a tool that becomes a task and asks until the task is completed.
     Cycle(&'static str),
+    /// Asks for the state of one of these tasks, all of which are completed.
+    GetEnded(Arc<Vec<String>>),
+    /// Asks for the first output of one of these tasks.
+    Page(Arc<Vec<String>>),
+}
+
+/// When a load is over.
+#[derive(Clone, Copy)]
+pub enum Until {
+    /// When so much was done.
+    Done(usize),
+    /// At this moment.
+    At(Instant),
+}
+
+impl Until {
+    /// Whether what would be done as the `nth` is not done any more.
+    fn is_over(self, nth: usize) -> bool {
+        match self {
+            Self::Done(total) => nth >= total,
+            Self::At(end) => Instant::now() >= end,
+        }
+    }
 }
 
 /// What a load came to.
@@ -76,15 +99,20 @@ impl LoadResult {
 
 /// Does `op` `total` times over `connections` connections.
 pub async fn run(addr: SocketAddr, connections: usize, total: usize, op: Op) -> Result<LoadResult> {
+    run_on(&[(addr, op)], connections.min(total), Until::Done(total)).await
+}
+
+/// The same on several servers, with what is done on each: they get the connections in turns.
+pub async fn run_on(servers: &[(SocketAddr, Op)], connections: usize, until: Until) -> Result<LoadResult> {
     let mut conns = Vec::new();
-    for _ in 0..connections.min(total) {
-        conns.push(Conn::open(addr).await?);
+    for (addr, op) in servers.iter().cycle().take(connections) {
+        conns.push((Conn::open(*addr).await?, *addr, op.clone()));
     }
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
     let began = Instant::now();
-    for conn in conns {
-        workers.spawn(worker(conn, addr, total, next.clone(), op.clone()));
+    for (conn, addr, op) in conns {
+        workers.spawn(worker(conn, addr, until, next.clone(), op));
     }
     let mut load = LoadResult::default();
     while let Some(worker) = timeout(LOAD_MAX, workers.join_next()).await.context("the load takes for ever")? {
@@ -95,11 +123,11 @@ pub async fn run(addr: SocketAddr, connections: usize, total: usize, op: Op) -> 
     Ok(load)
 }
 
-async fn worker(mut conn: Conn, addr: SocketAddr, total: usize, next: Arc<AtomicUsize>, op: Op) -> LoadResult {
+async fn worker(mut conn: Conn, addr: SocketAddr, until: Until, next: Arc<AtomicUsize>, op: Op) -> LoadResult {
     let mut load = LoadResult::default();
     loop {
         let nth = next.fetch_add(1, Ordering::Relaxed);
-        if nth >= total || load.errors >= ERRORS_MAX {
+        if until.is_over(nth) || load.errors >= ERRORS_MAX {
             return load;
         }
         let began = Instant::now();
@@ -132,6 +160,16 @@ async fn once(conn: &mut Conn, addr: SocketAddr, nth: usize, op: &Op) -> Result<
             let task = create(conn, addr, nth, tool).await?;
             until_completed(conn, addr, &task).await?;
             Ok(Some(task))
+        }
+        Op::GetEnded(tasks) => {
+            let task = &tasks[scattered(nth) % tasks.len()];
+            wire::expect(&conn.exchange(&wire::get(addr, nth, task)).await?, r#""status":"completed""#)?;
+            Ok(None)
+        }
+        Op::Page(tasks) => {
+            let task = &tasks[scattered(nth) % tasks.len()];
+            wire::expect(&conn.exchange(&wire::page(addr, nth, task)).await?, r#""chunks":[{"seq":0,"#)?;
+            Ok(None)
         }
     }
 }

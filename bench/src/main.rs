@@ -1,11 +1,12 @@
 //! Measures Taskwire beside rmcp and a bare hyper server: one command, one table, one JSON document.
 //!
 //! Start with `stages`, which says what is measured; `serve` holds the three servers, each run as a process of its own, and
-//! `client` the readers that are.
+//! `client` the readers that are. `nodes` measures several servers that share a database, with a table and a document of its own.
 
 mod client;
 mod http;
 mod load;
+mod nodes;
 mod plan;
 mod process;
 mod push;
@@ -17,10 +18,16 @@ mod wire;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
-use crate::{client::ReadArgs, plan::Options, process::Scratch, report::Report, serve::Serve};
+use crate::{
+    client::ReadArgs,
+    nodes::NodesArgs,
+    plan::Options,
+    process::{Scratch, raise_open_files},
+    report::{Report, put_out},
+    serve::Serve,
+};
 
 /// Measures Taskwire beside rmcp and a bare hyper server.
 #[derive(Parser)]
@@ -34,6 +41,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measures nodes that share a PostgreSQL.
+    Nodes(NodesArgs),
     /// Is one of the servers that are measured.
     Serve(Serve),
     /// Is one of the readers that are measured.
@@ -48,6 +57,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     match cli.command {
+        Some(Command::Nodes(nodes)) => nodes::run(&nodes).await,
         Some(Command::Serve(serve)) => {
             serve::run(serve).await?;
             Ok(ExitCode::SUCCESS)
@@ -62,19 +72,12 @@ async fn main() -> anyhow::Result<ExitCode> {
 
 async fn measure(options: &Options) -> anyhow::Result<ExitCode> {
     let plan = options.plan();
-    // A thousand readers need as many open files, here and in the servers, which inherit the limit.
-    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        eprintln!("the limit of open files stays as it is: {error}");
-    }
+    raise_open_files();
     let scratch = Scratch::new(&options.data_dir())?;
     let machine = report::Machine::look(scratch.path())?;
     let findings = stages::run(&plan, &scratch).await;
     let report = Report::new(machine, plan, findings);
     eprint!("{}", report.table());
-    let json = serde_json::to_string_pretty(&report)?;
-    match &options.out {
-        Some(path) => std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?,
-        None => println!("{json}"),
-    }
+    put_out(&report, options.out.as_deref())?;
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     client::{READY, ReadResult, Reader},
     http::Conn,
-    serve::{Kind, Pour},
+    serve::{Kind, Pour, STORE_VARIABLE},
     wire,
 };
 
@@ -52,19 +52,33 @@ impl ServerProcess {
     }
 
     async fn start_with(kind: Kind, data: &Path, flags: &[&str]) -> Result<Self> {
-        let mut server = Self::spawn(kind, data, flags)?;
+        Self::spawn(kind, data, flags, None)?.accepting().await
+    }
+
+    /// Starts Taskwire as one of the nodes that share what this database has for `data`. Each text that a tool writes is a chunk of its
+    /// own.
+    pub async fn start_node(database: &str, data: &Path) -> Result<Self> {
+        let server = Self::spawn(Kind::Taskwire, data, &["--uncoalesced"], Some(database))?.accepting().await?;
+        // It listens before it has joined the others.
+        let answer = async { Conn::open(server.addr).await?.exchange(&wire::echo(server.addr, 0)).await };
+        let response = timeout(START_MAX, answer).await.context("a node does not come up")??;
+        wire::expect(&response, wire::ECHO_TEXT)?;
+        Ok(server)
+    }
+
+    async fn accepting(mut self) -> Result<Self> {
         let began = Instant::now();
-        while TcpStream::connect(server.addr).await.is_err() {
-            server.check(began)?;
+        while TcpStream::connect(self.addr).await.is_err() {
+            self.check(began)?;
             sleep(Duration::from_millis(2)).await;
         }
-        Ok(server)
+        Ok(self)
     }
 
     /// Starts a server on what is stored in `data`, and says after how many seconds it first answered a `tasks/get`.
     pub async fn start_to_answer(kind: Kind, data: &Path, task: &str) -> Result<(Self, f64)> {
         let began = Instant::now();
-        let mut server = Self::spawn(kind, data, &[])?;
+        let mut server = Self::spawn(kind, data, &[], None)?;
         let request = wire::get(server.addr, 1, task);
         loop {
             let response = timeout(START_MAX, async { Conn::open(server.addr).await?.exchange(&request).await }).await;
@@ -78,10 +92,11 @@ impl ServerProcess {
         }
     }
 
-    fn spawn(kind: Kind, data: &Path, flags: &[&str]) -> Result<Self> {
+    fn spawn(kind: Kind, data: &Path, flags: &[&str], database: Option<&str>) -> Result<Self> {
         let addr = free_address()?;
         let exe = std::env::current_exe().context("cannot find the path of this program")?;
         let child = Command::new(exe)
+            .envs(database.map(|url| (STORE_VARIABLE, url)))
             .args(["serve", kind.name(), "--tied", "--listen"])
             .arg(addr.to_string())
             .arg("--data")
@@ -178,16 +193,46 @@ impl ReaderProcess {
 }
 
 /// User and system time that a process has used, in seconds.
-fn cpu(pid: u32) -> Result<f64> {
-    let stat = proc_file(pid, "stat")?;
-    // The second field is the program's name in brackets, and may contain anything.
-    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has no name field")?;
-    let ticks = |nth: usize| -> Result<f64> {
-        let field = fields.split_ascii_whitespace().nth(nth).context("/proc/PID/stat is too short")?;
-        Ok(field.parse::<f64>()?)
-    };
-    // Fields 14 and 15 of the file; the first one after the name is field 3.
-    Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
+pub fn cpu(pid: u32) -> Result<f64> {
+    Ok(Stat::read(pid)?.own)
+}
+
+/// The same of a process with all its children, also those that are gone.
+pub fn family_cpu(parent: u32) -> Result<f64> {
+    let mut seconds = 0.0;
+    for entry in std::fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // Any of them may be gone by now.
+        let Ok(stat) = Stat::read(pid) else { continue };
+        if stat.parent == parent {
+            seconds += stat.own;
+        }
+    }
+    let stat = Stat::read(parent)?;
+    Ok(seconds + stat.own + stat.gone)
+}
+
+/// What `/proc/PID/stat` says about a process.
+struct Stat {
+    parent: u32,
+    /// User and system time, in seconds.
+    own: f64,
+    /// The same of children that are gone.
+    gone: f64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Result<Self> {
+        let stat = proc_file(pid, "stat")?;
+        // The second field is the program's name in brackets, and may contain anything.
+        let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat has no name field")?;
+        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+        let field = |nth: usize| fields.get(nth).copied().context("/proc/PID/stat is too short");
+        let ticks = |nth: usize| -> Result<f64> { Ok(field(nth)?.parse::<f64>()?) };
+        let seconds = |nth: usize| -> Result<f64> { Ok((ticks(nth)? + ticks(nth + 1)?) / TICKS_PER_SECOND) };
+        // The first one after the name is field 3 of the file. Fields 14 and 15 are the process's own times, 16 and 17 its children's.
+        Ok(Self { parent: field(1)?.parse()?, own: seconds(11)?, gone: seconds(13)? })
+    }
 }
 
 fn proc_file(pid: u32, name: &str) -> Result<String> {
@@ -195,8 +240,15 @@ fn proc_file(pid: u32, name: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
 }
 
+/// Raises the limit of open files: a thousand readers need as many, here and in the servers, which inherit the limit.
+pub fn raise_open_files() {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        eprintln!("the limit of open files stays as it is: {error}");
+    }
+}
+
 /// An address on this machine that nobody listens on.
-fn free_address() -> Result<SocketAddr> {
+pub fn free_address() -> Result<SocketAddr> {
     let probe = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
     Ok(probe.local_addr()?)
 }

@@ -64,6 +64,12 @@ pub fn get(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
     request(addr, id, "tasks/get", Some(task), &format!(r#""taskId":"{task}""#))
 }
 
+/// The first 100 chunks of a task's output.
+pub fn page(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
+    let params = format!(r#""taskId":"{task}","fromSeq":0,"limit":100"#);
+    request_as(addr, id, "dev.taskwire/partials/read", Some(task), &params, PARTIALS_META)
+}
+
 /// The end of a task.
 pub fn cancel(addr: SocketAddr, id: usize, task: &str) -> Vec<u8> {
     request(addr, id, "tasks/cancel", Some(task), &format!(r#""taskId":"{task}""#))

@@ -180,11 +180,13 @@ fn client_targets(report: &Report) -> Vec<Verdict> {
     verdicts
 }
 
-fn at_least(target: String, measured: Option<f64>, min: f64, unit: &str) -> Verdict {
+/// Whether what was measured is enough.
+pub fn at_least(target: String, measured: Option<f64>, min: f64, unit: &str) -> Verdict {
     Verdict { goal: format!("≥ {min} {unit}"), pass: measured.map(|value| value >= min), ..at_most(target, measured, min, unit) }
 }
 
-fn at_most(target: String, measured: Option<f64>, max: f64, unit: &str) -> Verdict {
+/// Whether what was measured is little enough.
+pub fn at_most(target: String, measured: Option<f64>, max: f64, unit: &str) -> Verdict {
     Verdict {
         target,
         goal: format!("≤ {max} {unit}"),

@@ -13,8 +13,9 @@ use serde::Serialize;
 use crate::{load::LoadResult, plan::Plan, push::Pushes, serve::Kind};
 
 pub use clients::{Clients, ReadSample, Speed};
-pub use judge::{Ratio, Verdict};
-pub use streams::{Chunks, FlowSample, Mode, Streams, flow_label};
+pub use judge::{Ratio, Verdict, at_least, at_most};
+pub use streams::{Chunks, FlowSample, Mode, Spread, Streams, flow_label};
+pub use table::{write_machine, write_remarks, write_targets};
 
 /// What a load does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -369,13 +370,24 @@ impl Report {
     }
 }
 
+/// Writes a document to a file, or to standard output.
+pub fn put_out(report: &impl Serialize, out: Option<&Path>) -> Result<()> {
+    let json = serde_json::to_string_pretty(report)?;
+    match out {
+        Some(path) => std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?,
+        None => println!("{json}"),
+    }
+    Ok(())
+}
+
 /// The value below which the given part of the sorted `values` lies; zero if there are none.
-fn quantile(values: &[f64], part: f64) -> f64 {
+pub fn quantile(values: &[f64], part: f64) -> f64 {
     let last = values.len().saturating_sub(1);
     values.get((last as f64 * part).round() as usize).copied().unwrap_or(0.0)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The value in the middle; zero if there are none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     quantile(&values, 0.5)
 }

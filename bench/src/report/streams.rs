@@ -109,12 +109,14 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(mut times_us: Vec<f64>) -> Self {
+    /// That of these times, in microseconds.
+    pub fn of(mut times_us: Vec<f64>) -> Self {
         times_us.sort_by(f64::total_cmp);
         Self { p50_ms: quantile(&times_us, 0.5) / 1e3, p99_ms: quantile(&times_us, 0.99) / 1e3 }
     }
 
-    fn median(rounds: &[Self]) -> Self {
+    /// The median of the rounds, of each of both.
+    pub fn median(rounds: &[Self]) -> Self {
         let over = |pick: fn(&Self) -> f64| median(rounds.iter().map(pick).collect());
         Self { p50_ms: over(|round| round.p50_ms), p99_ms: over(|round| round.p99_ms) }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{Report, TaskPhase, flow_label, median};
+use super::{Machine, Report, TaskPhase, Verdict, flow_label, median};
 use crate::serve::Kind;
 
 const KIB: f64 = 1024.0;
@@ -14,9 +14,7 @@ pub(super) fn render(report: &Report) -> String {
 }
 
 fn write(text: &mut String, report: &Report) -> fmt::Result {
-    let machine = &report.machine;
-    writeln!(text)?;
-    writeln!(text, "{} × {}, Linux {}, disk makes 4 KiB durable in {:.0} µs", machine.cpus, machine.cpu, machine.kernel, machine.sync_us)?;
+    write_machine(text, &report.machine)?;
     writeln!(text, "{} rounds, {} connections; medians of the rounds", report.plan.rounds, report.plan.connections)?;
     if report.plan.quick {
         writeln!(text, "A QUICK RUN: it shows that everything works, and little else")?;
@@ -28,10 +26,36 @@ fn write(text: &mut String, report: &Report) -> fmt::Result {
     delays(text, report)?;
     clients(text, report)?;
     comparison(text, report)?;
-    for note in &report.notes {
+    write_targets(text, &report.targets)?;
+    write_remarks(text, &report.notes, &report.failures)
+}
+
+/// The first line of a table.
+pub fn write_machine(text: &mut String, machine: &Machine) -> fmt::Result {
+    let Machine { cpus, cpu, kernel, sync_us } = machine;
+    writeln!(text, "\n{cpus} × {cpu}, Linux {kernel}, disk makes 4 KiB durable in {sync_us:.0} µs")
+}
+
+/// Targets, and what became of them.
+pub fn write_targets(text: &mut String, targets: &[Verdict]) -> fmt::Result {
+    writeln!(text, "\n{:<64} {:>12} {:>14}", "target", "goal", "measured")?;
+    for verdict in targets {
+        let pass = match verdict.pass {
+            Some(true) => "pass",
+            Some(false) => "MISS",
+            None => "-",
+        };
+        writeln!(text, "{:<64} {:>12} {:>14}  {pass}", verdict.target, verdict.goal, verdict.measured)?;
+    }
+    Ok(())
+}
+
+/// What a reader must know, and what went wrong.
+pub fn write_remarks(text: &mut String, notes: &[String], failures: &[String]) -> fmt::Result {
+    for note in notes {
         writeln!(text, "\nnote: {note}")?;
     }
-    for failure in &report.failures {
+    for failure in failures {
         writeln!(text, "\nFAILED: {failure}")?;
     }
     Ok(())
@@ -211,15 +235,6 @@ fn comparison(text: &mut String, report: &Report) -> fmt::Result {
     for ratio in &report.ratios {
         let (cpu, rate) = (format!("{:.2} ×", ratio.cpu), format!("{:.2} ×", ratio.per_second));
         writeln!(text, "{:<20} {:>9} {cpu:>8} {rate:>10}", ratio.measure.label(), ratio.to.name())?;
-    }
-    writeln!(text, "\n{:<64} {:>12} {:>14}", "target", "goal", "measured")?;
-    for verdict in &report.targets {
-        let pass = match verdict.pass {
-            Some(true) => "pass",
-            Some(false) => "MISS",
-            None => "-",
-        };
-        writeln!(text, "{:<64} {:>12} {:>14}  {pass}", verdict.target, verdict.goal, verdict.measured)?;
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use pour::Pour;
+pub use taskwire_server::{STORE_VARIABLE, schema_of};
 pub use write::{STAMP_LEN, Write, unix_ns};
 
 /// Which server.

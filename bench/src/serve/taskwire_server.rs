@@ -24,6 +24,8 @@ use super::{
 };
 
 const GIB: u64 = 1024 * 1024 * 1024;
+/// What names the database, if it does not run on its embedded store.
+pub const STORE_VARIABLE: &str = "TASKWIRE_BENCH_STORE";
 
 #[derive(Deserialize, JsonSchema)]
 struct Echo {
@@ -33,7 +35,14 @@ struct Echo {
 pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -> Result<()> {
     let gates = Gates::default();
     let registry = Registry::new();
-    registry.tool(echo())?.tool(park())?.tool(quick())?.tool(write(gates.clone()))?.tool(pour(gates.clone()))?.tool(open(gates))?;
+    registry
+        .tool(echo())?
+        .tool(park())?
+        .tool(rerun())?
+        .tool(quick())?
+        .tool(write(gates.clone()))?
+        .tool(pour(gates.clone()))?
+        .tool(open(gates))?;
     // Polls that come too soon are measured too: they must be answered, not held.
     let mut config = Config { streams_per_caller: 100_000, long_poll: false, ..Config::default() };
     config.http.connections = 100_000;
@@ -44,19 +53,23 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
     if uncoalesced {
         config.engine.coalesce = Coalesce { window: Duration::ZERO, bytes: 1 };
     }
-    let server = match std::env::var("TASKWIRE_BENCH_STORE") {
+    let server = match std::env::var(STORE_VARIABLE) {
         Err(_) => Server::start(registry, SqliteStore::open(data)?, config)?,
         Ok(url) => {
             let mut postgres = PostgresConfig::new(url, "bench");
-            // The same directory is the same store.
-            let mut hasher = DefaultHasher::new();
-            data.hash(&mut hasher);
-            postgres.schema = format!("bench_{:x}", hasher.finish());
+            postgres.schema = schema_of(data);
             Server::start(registry, PostgresStore::open(postgres).await?, config)?
         }
     };
     server.serve(listener, std::future::pending()).await?;
     Ok(())
+}
+
+/// The schema of a server's own: the same directory is the same store.
+pub fn schema_of(data: &Path) -> String {
+    let mut hasher = DefaultHasher::new();
+    data.hash(&mut hasher);
+    format!("bench_{:x}", hasher.finish())
 }
 
 fn echo() -> Tool {
@@ -69,6 +82,19 @@ fn park() -> Tool {
         Err::<(), _>(ToolError::stopped())
     })
     .task(TaskMode::Always)
+}
+
+/// For a node that is killed: another one runs it again.
+fn rerun() -> Tool {
+    let schema = json!({"type": "object"});
+    Tool::raw("rerun", "Says which attempt it is, and waits until it is cancelled.", schema, |ctx: Ctx| async move {
+        ctx.text(format!("attempt {}", ctx.attempt())).await?;
+        ctx.cancelled().await;
+        Err::<(), ToolError>(ToolError::stopped())
+    })
+    .task(TaskMode::Always)
+    .streams()
+    .retry_on_interrupt()
 }
 
 fn quick() -> Tool {

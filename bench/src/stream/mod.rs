@@ -16,7 +16,7 @@ use crate::{
     stages::{WARM_UP, in_turn},
 };
 
-pub use run::new_gate;
+pub use run::{across, new_gate};
 
 /// Readers of what is written as fast as possible.
 const READERS: [usize; 3] = [1, 100, 1_000];

@@ -42,8 +42,13 @@ pub fn new_gate() -> String {
 /// Opens the streams, then the gate of the tool that writes, and reads everything. Where it is known, `chunks` is how
 /// many chunks each reader must get.
 pub async fn live(server: &ServerProcess, readers: usize, write: &Write, chunks: Option<usize>) -> Result<Flow> {
+    across(server, server, readers, write, chunks).await
+}
+
+/// The same of a task that runs on `server`, read from `other`, which shares its store.
+pub async fn across(server: &ServerProcess, other: &ServerProcess, readers: usize, write: &Write, chunks: Option<usize>) -> Result<Flow> {
     let task = call(server, write).await?;
-    let streams = open(server, readers, &task, write.is_stamped()).await?;
+    let streams = open(other, readers, &task, write.is_stamped()).await?;
     // Before anything is measured, so that it need not wait behind what the gate lets through.
     let mut conn = Conn::open(server.addr).await?;
     sleep(SETTLE).await;
