@@ -41,6 +41,8 @@ const EXAMPLES: &str = "Examples:
   taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
   taskwire nodes taskwire.toml      the servers that share its database
+  taskwire store move .taskwire env:DATABASE_URL
+                                    take all tasks to a database, or back
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
   taskwire tasks                    the tasks that were started from here
@@ -74,6 +76,7 @@ enum Command {
     Connect(cmd::connect::Connect),
     Reload(cmd::reload::Reload),
     Nodes(cmd::nodes::Nodes),
+    Store(cmd::store::Store),
     Call(cmd::call::Call),
     Watch(cmd::watch::Watch),
     Get(cmd::get::Get),
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         Command::Connect(connect) => connect.run(),
         Command::Reload(reload) => reload.run(),
         Command::Nodes(nodes) => client::exit::run(nodes.json, nodes.run()),
+        Command::Store(store) => client::exit::run(store.json(), store.run()),
         Command::Call(call) => client::exit::run(call.json, call.run()),
         Command::Watch(watch) => client::exit::run(watch.json, watch.run()),
         Command::Get(get) => client::exit::run(get.json, get.run()),

@@ -17,6 +17,7 @@ pub(crate) mod progress;
 pub(crate) mod reload;
 pub(crate) mod serve;
 pub(crate) mod status;
+pub(crate) mod store;
 pub(crate) mod tasks;
 pub(crate) mod tools;
 pub(crate) mod watch;

@@ -1,9 +1,12 @@
 //! Where tasks are kept.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::Path, time::Duration};
 
 use serde::Deserialize;
-use taskwire::store::{self, Memory, MemoryStore, PostgresStore, SqliteStore};
+use taskwire::{
+    server,
+    store::{self, Memory, MemoryStore, PostgresStore, SqliteStore},
+};
 
 use super::Config;
 
@@ -56,6 +59,13 @@ impl StoreKind {
                 ))
             }
         }
+    }
+}
+
+impl Config {
+    /// How long commands go on whose server is gone, where nodes share a store.
+    pub(crate) fn orphan_after(&self) -> Duration {
+        self.orphan_after.map_or_else(|| server::Config::default().engine.orphan_after, |span| span.0)
     }
 }
 

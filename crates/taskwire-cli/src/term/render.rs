@@ -158,7 +158,7 @@ fn decoded_len(base64: &str) -> u64 {
 }
 
 /// `999 B`, `12.3 kB`, `4.5 MB`.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     if bytes < 1000 {
         return format!("{bytes} B");

@@ -19,6 +19,7 @@ mod refusals;
 mod reload;
 mod serve;
 mod stdio;
+mod store;
 mod tasks;
 mod terminal;
 #[path = "../../../taskwire/src/testing.rs"]

@@ -87,11 +87,13 @@ fn more(command: &Command) -> String {
     command.get_after_help().map(|text| format!("\n```text\n{text}\n```\n")).unwrap_or_default()
 }
 
-fn section(command: &mut Command) -> String {
+/// The section of a command, and those of its own commands. `above` is what comes before its name.
+fn section(command: &mut Command, above: &str) -> String {
+    let name = format!("{above} {}", command.get_name());
     let usage = command.render_usage().to_string();
     let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage);
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let mut text = format!("\n## taskwire {}\n\n{about}.\n\n```text\n{usage}\n```\n", command.get_name());
+    let mut text = format!("\n## {name}\n\n{about}.\n\n```text\n{usage}\n```\n");
     if arguments(command).next().is_some() {
         text.push('\n');
         text.push_str(TABLE);
@@ -100,7 +102,9 @@ fn section(command: &mut Command) -> String {
             text.push_str("| | and the [connection options](#connection-options) |\n");
         }
     }
-    text + &more(command)
+    text.push_str(&more(command));
+    text.extend(command.get_subcommands_mut().filter(|command| is_shown(command)).map(|command| section(command, &name)));
+    text
 }
 
 #[test]
@@ -119,6 +123,6 @@ fn the_command_line_reference_is_what_the_program_says() {
     page.push_str(TABLE);
     let call = program.find_subcommand("call").expect("there is `call`");
     page.extend(arguments(call).filter(is_connection).map(row));
-    page.extend(program.get_subcommands_mut().filter(|command| is_shown(command)).map(section));
+    page.extend(program.get_subcommands_mut().filter(|command| is_shown(command)).map(|command| section(command, "taskwire")));
     keep("command-line.md", &page);
 }

@@ -10,6 +10,8 @@ use serde_json::Value;
 use taskwire_core::Payload;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 
+use super::supervisor::JobLease;
+
 pub(crate) const SOCKET: &str = "sock";
 /// The longest line from or to a process of the command, with its end.
 pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
@@ -49,6 +51,8 @@ pub(crate) enum ToSupervisor {
     /// The server's node had its lease at this time (`lease_time_ms`): no other node starts the command anew. Sent only for a job with a
     /// `lease`.
     Lease(u64),
+    /// From now on the job has this lease: its store is moved to one that nodes share.
+    Adopt(JobLease),
 }
 
 /// What the server receives.
@@ -61,6 +65,8 @@ pub(crate) enum FromSupervisor {
     Ask(OpenQuestion),
     /// The keys of all open questions, sent after the questions. The command does not ask any other question of the task any more.
     Open(Vec<String>),
+    /// The job has the lease that it was given while it ran.
+    Adopted {},
 }
 
 /// A question that waits for its answer.
@@ -252,6 +258,9 @@ mod tests {
         );
         same(&ToSupervisor::Refuse { key: "k".to_owned(), message: "no".to_owned() }, r#"{"refuse":{"key":"k","message":"no"}}"#);
         same(&ToSupervisor::Consumed(7), r#"{"consumed":7}"#);
+        let lease = JobLease { epoch: 1, held_at_ms: 2, orphan_after_ms: 3 };
+        same(&ToSupervisor::Adopt(lease), r#"{"adopt":{"epoch":1,"held_at_ms":2,"orphan_after_ms":3}}"#);
+        same(&FromSupervisor::Adopted {}, r#"{"adopted":{}}"#);
         same(&FromSupervisor::Len(8), r#"{"len":8}"#);
         let question = Question { message: "m".to_owned(), schema: Some(payload(r#"{"z":{},"a":{}}"#)), url: None };
         same(

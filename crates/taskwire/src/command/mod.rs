@@ -7,12 +7,14 @@
 //!
 //! `template`: arguments without a shell · `parser`: what output means · `excerpt`: what a result shows of it · `supervisor`: the process ·
 //! `journal`, `messages`: what it shares with the server · `run`: the server's side · `concurrency`: how many run at once · `sweep`: stops
-//! and removes what no task needs · [`CurrentTask`]: what a command can report and ask.
+//! and removes what no task needs · `handover`: commands of a store that is moved · [`CurrentTask`]: what a command can report and
+//! ask.
 
 mod concurrency;
 mod current_task;
 mod definition;
 mod excerpt;
+mod handover;
 mod journal;
 mod messages;
 mod parser;
@@ -36,6 +38,7 @@ use taskwire_core::{Payload, TaskId, task::OnInterrupt};
 
 pub use current_task::*;
 pub use definition::{Definition, Format, Inherit, Leftovers, Problem, Stderr};
+pub use handover::{hand_over, note_elsewhere};
 pub use supervisor::supervise;
 pub use template::{Part, literal};
 
@@ -44,6 +47,9 @@ use crate::{
     server::Server,
     tool::{LocalWork, Registry, Schema, Tool},
 };
+
+/// Where the directories of jobs are, in the data directory.
+const SPOOL: &str = "spool";
 
 /// How a supervisor is started: a program that calls [`supervise`] with its last argument.
 #[derive(Debug, Clone)]
@@ -97,7 +103,7 @@ impl Commands {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(data)?;
         let data = data.canonicalize()?;
         owned_files::check(&data, FileKind::Directory)?;
-        let spool = data.join("spool");
+        let spool = data.join(SPOOL);
         if !owned_files::check(&spool, FileKind::Directory)? {
             fs::DirBuilder::new().mode(0o700).create(&spool)?;
         }

@@ -27,6 +27,7 @@ use tokio::{
     net::unix::OwnedReadHalf,
 };
 
+pub(super) use self::restart::note_elsewhere;
 use self::{
     importer::JournalImporter,
     link::SupervisorLink,
@@ -360,6 +361,7 @@ impl CommandRun {
                         // A supervisor reports this only when there is a journal.
                         Some(Ok(FromSupervisor::Len(_))) => is_begun = true,
                         Some(Ok(FromSupervisor::Open(keys))) => self.withdraw(&keys).await?,
+                        Some(Ok(FromSupervisor::Adopted {})) => {}
                         Some(Err(error)) => {
                             tracing::warn!(%error, "a supervisor says something that is not understood");
                         }
@@ -553,7 +555,7 @@ fn write_job(dir: &Path, job: &Job, stdin: Option<&str>) -> io::Result<()> {
     rewrite_job(dir, job)
 }
 
-fn rewrite_job(dir: &Path, job: &Job) -> io::Result<()> {
+pub(super) fn rewrite_job(dir: &Path, job: &Job) -> io::Result<()> {
     write_atomically(&dir.join(JOB), &serde_json::to_vec(job)?)
 }
 

@@ -36,14 +36,19 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The directory of a job.
 #[derive(Debug)]
-struct JobDir {
-    id: TaskId,
-    dir: PathBuf,
+pub(super) struct JobDir {
+    pub(super) id: TaskId,
+    pub(super) dir: PathBuf,
 }
 
 fn job_dirs(commands: &Commands) -> io::Result<Vec<JobDir>> {
+    jobs_in(&commands.0.spool)
+}
+
+/// The directories of all jobs in a spool.
+pub(super) fn jobs_in(spool: &Path) -> io::Result<Vec<JobDir>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(&commands.0.spool)? {
+    for entry in fs::read_dir(spool)? {
         let entry = entry?;
         let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.split_once('.')).and_then(|(id, _)| id.parse().ok());

@@ -10,6 +10,7 @@ use std::{
 use super::{
     Error,
     files::{DB, FileIdentity, SHM, WAL},
+    marker::{Marker, MoveState},
     wal::END_FILE,
 };
 use crate::owned_files::{self, FileKind};
@@ -17,9 +18,14 @@ use crate::owned_files::{self, FileKind};
 const LOCK: &str = "lock";
 /// The epoch of the node that used the directory last, where nodes share a store.
 pub(super) const EPOCH: &str = "node-epoch";
+/// What a move leaves: while it fills the store in the directory, and when the tasks of that are elsewhere.
+pub(super) const MOVING: &str = "moving";
+pub(super) const MOVED: &str = "moved";
+/// No mark of a move is as long.
+const MARKER_BYTES_MAX: u64 = 64 * 1024;
 
 /// What a data directory can contain, whoever put it there; anything else is not touched.
-const CONTENTS: [(&str, FileKind); 10] = [
+const CONTENTS: [(&str, FileKind); 12] = [
     (LOCK, FileKind::File),
     (DB, FileKind::File),
     (WAL, FileKind::File),
@@ -27,6 +33,8 @@ const CONTENTS: [(&str, FileKind); 10] = [
     ("tasks.db-journal", FileKind::File),
     (END_FILE, FileKind::File),
     (EPOCH, FileKind::File),
+    (MOVING, FileKind::File),
+    (MOVED, FileKind::File),
     ("spool", FileKind::Directory),
     ("control", FileKind::Socket),
     ("join", FileKind::Socket),
@@ -65,6 +73,39 @@ pub(super) fn open_without_tasks(shown: &Path) -> Result<(PathBuf, DirLock), Err
         return Err(Error::HasTasks { path: shown.display().to_string() });
     }
     Ok((dir, lock))
+}
+
+/// The same for a node of a store to which the tasks of the directory may have been moved: it goes on with their commands.
+#[cfg(feature = "postgres")]
+pub(super) fn open_for_node(shown: &Path) -> Result<(PathBuf, DirLock), Error> {
+    let (dir, lock, _) = open(shown)?;
+    match marker(&dir)? {
+        Some(marker) if marker.state == MoveState::Moving => return Err(marker.in_directory(shown)),
+        None if dir.join(DB).exists() => return Err(Error::HasTasks { path: shown.display().to_string() }),
+        _ => {}
+    }
+    Ok((dir, lock))
+}
+
+/// What a move has left in a directory, if anything.
+pub(super) fn marker(dir: &Path) -> Result<Option<Marker>, Error> {
+    for (name, state) in [(MOVING, MoveState::Moving), (MOVED, MoveState::Moved)] {
+        let (path, mut text) = (dir.join(name), String::new());
+        let read =
+            owned_files::open(OpenOptions::new().read(true), &path).and_then(|file| file.take(MARKER_BYTES_MAX).read_to_string(&mut text));
+        match read {
+            // Somebody may have made the file by hand: its name counts.
+            Ok(_) => return Ok(Some(Marker { state, ..Marker::parse(&text) })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(file_error(&path, error)),
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a directory whose store is not complete, or whose tasks are elsewhere.
+pub(super) fn check_not_moved(dir: &Path, shown: &Path) -> Result<(), Error> {
+    marker(dir)?.map_or(Ok(()), |marker| Err(marker.in_directory(shown)))
 }
 
 /// Opens a data directory for this process alone, making it if there is none. Returns where it is, its lock, and the identity of that.

@@ -22,7 +22,10 @@ pub enum Error {
         holder: String,
     },
     /// Tasks are to be kept elsewhere, and the directory has some.
-    #[error("{path} has tasks that are kept: choose another directory for a server that keeps its tasks elsewhere (`--store`)")]
+    #[error(
+        "{path} has tasks that are kept: choose another directory for a server that keeps its tasks elsewhere (`--store`), or move them \
+         there (`taskwire store move`)"
+    )]
     HasTasks {
         /// The data directory.
         path: String,
@@ -35,6 +38,9 @@ pub enum Error {
         /// The data directory.
         path: String,
     },
+    /// The store was moved elsewhere, or a move into it was interrupted. The text says which, and what to do.
+    #[error("{0}")]
+    Moved(String),
     /// The store was written by a newer release.
     #[error("the store in {path} has format {found}, this release knows up to {known}: use a newer release")]
     TooNew {
@@ -79,7 +85,7 @@ pub enum Error {
     #[cfg(feature = "postgres")]
     #[error("the database failed: {0}")]
     Postgres(#[source] super::PostgresError),
-    /// A database that nodes share cannot be used as it is. The text says why, and what to do.
+    /// A database that nodes share, or a store that is to be moved, cannot be used as it is. The text says why, and what to do.
     #[cfg(feature = "postgres")]
     #[error("{0}")]
     Unusable(String),
@@ -188,6 +194,7 @@ mod tests {
         let unopened = Some(format!("unable to open database file: {}", path()));
         let errors = [
             Error::Locked { path: path(), holder: "process 7".to_owned() },
+            Error::Moved(path()),
             Error::TooNew { path: path(), found: 9, known: 3 },
             Error::Tampered { path: path(), what: "it was removed".to_owned() },
             Error::NotOwned(std::io::Error::other(path())),

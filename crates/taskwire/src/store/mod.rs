@@ -9,6 +9,7 @@ mod data_dir;
 mod disk_space;
 mod error;
 mod files;
+mod marker;
 mod memory;
 mod page;
 #[cfg(feature = "postgres")]
@@ -19,6 +20,8 @@ mod sqlite;
 mod sqlite_read;
 #[cfg(test)]
 mod suite;
+#[cfg(feature = "postgres")]
+mod transfer;
 mod wal;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -41,6 +44,8 @@ pub(crate) use reader::at_once;
 pub use reader::{Read, Reader};
 pub use session::{OutboxItem, Session, SessionChange};
 pub use sqlite::SqliteStore;
+#[cfg(feature = "postgres")]
+pub use transfer::{Contents, Findings, MoveProgress, MoveStep, OpenCommand, Place, StoreMove};
 
 /// What happened to one task, to be made durable.
 #[derive(Debug, Clone)]

@@ -25,7 +25,7 @@ use super::{
 use crate::{clock::random_bytes, owned_files};
 
 /// The stored format. Version 1 is the first; each later one is a step in [`migrate`].
-const FORMAT: i64 = 7;
+pub(super) const FORMAT: i64 = 7;
 
 const SCHEMA_1: &str = "
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -165,6 +165,7 @@ impl SqliteStore {
         if dir.join(data_dir::EPOCH).exists() {
             return Err(Error::OfNode { path: shown.display().to_string() });
         }
+        data_dir::check_not_moved(&dir, shown)?;
         let last = PreviousWalEnd::look(&dir);
         let path = dir.join(DB);
         owned_files::open(OpenOptions::new().write(true).create(true).truncate(false), &path)
@@ -193,7 +194,7 @@ impl SqliteStore {
 }
 
 /// The connection that writes.
-fn connect(path: &Path) -> Result<Connection, Error> {
+pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(busy::WAIT)?;
@@ -207,7 +208,7 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 }
 
 /// Brings a store of an earlier format up to this one.
-fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
+pub(super) fn migrate(transaction: &Connection, found: i64) -> Result<(), Error> {
     let steps = [SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6, SCHEMA_7];
     for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(step)?;

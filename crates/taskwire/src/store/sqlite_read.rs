@@ -101,12 +101,12 @@ fn corrupt(id: TaskId) -> impl Fn(serde_json::Error) -> Error {
     move |source| Error::corrupt_task(id, source)
 }
 
-fn text<'r>(row: &'r Row<'_>, index: usize) -> rusqlite::Result<&'r str> {
+pub(super) fn text<'r>(row: &'r Row<'_>, index: usize) -> rusqlite::Result<&'r str> {
     Ok(row.get_ref(index)?.as_str()?)
 }
 
 /// Whether the checksum in a row is `sum`. Rows of earlier formats have none, and fit.
-fn checksum_fits(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
+pub(super) fn checksum_fits(row: &Row<'_>, index: usize, sum: i64) -> rusqlite::Result<bool> {
     Ok(row.get::<_, Option<i64>>(index)?.is_none_or(|stored| stored == sum))
 }
 
@@ -119,7 +119,7 @@ fn event_of(row: &Row<'_>, index: usize, id: TaskId, version: i64) -> Result<(Ti
     Ok((Timestamp::from_millis(at), serde_json::from_str(event).map_err(corrupt(id))?))
 }
 
-fn id_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<TaskId>> {
+pub(super) fn id_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<TaskId>> {
     Ok(TaskId::from_bytes(row.get_ref(0)?.as_blob()?))
 }
 

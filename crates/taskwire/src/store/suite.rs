@@ -2,7 +2,8 @@
 //!
 //! A [`Driver`] does to a task what the engine would; a [`Lab`] commits it and compares: what is loaded, and what the
 //! stored log alone makes, must be the task in memory.
-//! What stores promise that nodes share is in `shared`, what only SQLite promises in `sqlite_only`.
+//! What stores promise that nodes share is in `shared`, what only SQLite promises in `sqlite_only`, what moves from store to store promise in
+//! `moves`.
 
 use std::{
     cell::RefCell,
@@ -81,6 +82,8 @@ macro_rules! suite {
     };
 }
 
+#[cfg(feature = "postgres")]
+mod moves;
 #[cfg(feature = "postgres")]
 mod on_postgres;
 

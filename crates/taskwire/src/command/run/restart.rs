@@ -1,10 +1,10 @@
 //! Commands that were lost: started again, if their tool allows it.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path, time::Duration};
 
-use taskwire_core::{Attempt, task::OnInterrupt};
+use taskwire_core::{Attempt, Payload, TaskId, task::OnInterrupt};
 
-use super::{CommandRun, CommandTool, JournalCheckpoint, files_unusable, internal, rewrite_job, write_job};
+use super::{CommandRun, CommandTool, JournalCheckpoint, files_unusable, internal, rewrite_job, write_job, write_private};
 use crate::{
     command::{
         definition::Leftovers,
@@ -17,6 +17,8 @@ use crate::{
     tool::{ToolError, from_engine},
 };
 
+/// In the directory of a job that was begun in another data directory, from which the store was moved.
+const ELSEWHERE: &str = "elsewhere";
 /// How soon it is looked again whether this node has a lease.
 const LEASE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -29,9 +31,27 @@ pub(in crate::command) fn is_here(dir: &Path, checkpoint: &JournalCheckpoint) ->
     Job::read(dir).map_or(true, |job| job.is_some_and(|job| checkpoint.is_of(&job)))
 }
 
+/// Notes in `spool` that the command of a task was begun elsewhere, unless its job is there. Returns whether it was.
+pub(in crate::command) fn note_elsewhere(spool: &Path, id: TaskId, checkpoint: Option<&Payload>) -> io::Result<bool> {
+    let checkpoint = checkpoint.map_or_else(|| Ok(JournalCheckpoint::start(1, 0, 0)), Payload::read::<JournalCheckpoint>);
+    // Whoever goes on with it complains of what cannot be read.
+    let Ok(checkpoint) = checkpoint else { return Ok(false) };
+    let dir = spool.join(format!("{id}.{}", checkpoint.job_number));
+    if dir.exists() && is_here(&dir, &checkpoint) {
+        return Ok(false);
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+    write_private(&dir.join(ELSEWHERE), b"")?;
+    Ok(true)
+}
+
 impl CommandRun {
-    /// Whether the command was started on another node, and is over there.
+    /// Whether the command was started on another node, or in another data directory, and is over there.
     pub(super) fn was_elsewhere(&self, dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
+        dir.join(ELSEWHERE).exists() || self.is_of_gone_node(dir, checkpoint)
+    }
+
+    fn is_of_gone_node(&self, dir: &Path, checkpoint: &JournalCheckpoint) -> bool {
         self.run.engine().orphan_after().is_some() && self.run.attempt() > Attempt(1) && !self.run.was_queued() && !is_here(dir, checkpoint)
     }
 
@@ -49,11 +69,14 @@ impl CommandRun {
         }
     }
 
-    /// A job of an earlier attempt. If nothing has begun it, it may begin from now on.
+    /// A job of an earlier attempt. If nothing has begun it, it may begin from now on; its store may be shared since, or no more.
     pub(super) async fn renewed(&self, dir: &Path, mut job: Job) -> Result<Job, ToolError> {
-        if job.lease.is_some() && !dir.join(journal::FILE).exists() {
-            job.lease = self.job_lease(job.lease.as_ref()).await;
-            self.retry_while_short(|| rewrite_job(dir, &job)).await.map_err(|error| files_unusable(dir, &error))?;
+        if !dir.join(journal::FILE).exists() {
+            let before = job.lease.take();
+            job.lease = self.job_lease(before.as_ref()).await;
+            if job.lease != before {
+                self.retry_while_short(|| rewrite_job(dir, &job)).await.map_err(|error| files_unusable(dir, &error))?;
+            }
         }
         Ok(job)
     }

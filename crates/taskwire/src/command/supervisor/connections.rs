@@ -31,6 +31,8 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct JobState {
     pub(super) journal_len: u64,
     pub(super) open_questions: Arc<Vec<Arc<OpenQuestion>>>,
+    /// Whether the job was given a lease while it ran.
+    pub(super) is_adopted: bool,
 }
 
 /// What a connection reports to the supervisor's loop.
@@ -201,6 +203,7 @@ async fn send_state(mut to: OwnedWriteHalf, mut state: watch::Receiver<JobState>
     let mut serial = 0;
     let mut len = None;
     let mut open: Option<Vec<String>> = None;
+    let mut is_adopted = false;
     loop {
         let now = state.borrow_and_update().clone();
         let mut sent = Ok(());
@@ -215,6 +218,10 @@ async fn send_state(mut to: OwnedWriteHalf, mut state: watch::Receiver<JobState>
         if sent.is_ok() && open.as_ref() != Some(&keys) {
             sent = messages::send(&mut to, &FromSupervisor::Open(keys.clone())).await;
             open = Some(keys);
+        }
+        if sent.is_ok() && now.is_adopted && !is_adopted {
+            sent = messages::send(&mut to, &FromSupervisor::Adopted {}).await;
+            is_adopted = true;
         }
         if sent.is_ok() && len != Some(now.journal_len) {
             sent = messages::send(&mut to, &FromSupervisor::Len(now.journal_len)).await;
@@ -312,6 +319,8 @@ mod tests {
         assert_eq!(client.hear().await, Some(json!({"len": 20})));
         state.send_modify(|state| state.journal_len = 30);
         assert_eq!(client.hear().await, Some(json!({"len": 30})));
+        state.send_modify(|state| state.is_adopted = true);
+        assert_eq!(client.hear().await, Some(json!({"adopted": {}})));
         soon(server.known_len.wait_for(|known| *known >= 30)).await.expect("attached");
         client.say(&ToSupervisor::Consumed(30)).await;
         client.say(&json!({"from": "the future"})).await;

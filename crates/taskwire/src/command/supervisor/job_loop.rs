@@ -20,7 +20,7 @@ use super::{
     cgroup::{self, Cgroup},
     connections::{AttachedServer, ConnectionEvent, Connections, JobState, Request},
     kill::Processes,
-    node_lease::NodeLease,
+    node_lease::{JobLease, NodeLease},
     questions::Questions,
     start::{self, StartedCommand},
 };
@@ -290,6 +290,13 @@ impl RunningJob {
         }
     }
 
+    /// From now on the command ends if no server has its lease.
+    fn adopt(&mut self, lease: JobLease) {
+        self.job.lease = Some(lease);
+        self.lease = NodeLease::new(&self.job);
+        self.state.send_modify(|state| state.is_adopted = true);
+    }
+
     fn terminate(&self, now: Instant) -> JobPhase {
         if let Some(all) = self.processes() {
             all.terminate();
@@ -350,6 +357,7 @@ impl RunningJob {
             }
             ConnectionEvent::Message(ToSupervisor::Stop {}) => self.stop(),
             ConnectionEvent::Message(ToSupervisor::Lease(at)) => self.lease.held_at(at),
+            ConnectionEvent::Message(ToSupervisor::Adopt(lease)) => self.adopt(lease),
             ConnectionEvent::Message(ToSupervisor::Consumed(bytes)) => self.consumed = self.consumed.max(bytes.min(self.journal.len())),
             ConnectionEvent::Message(ToSupervisor::Answer { key, value }) => {
                 if self.questions.answer(&key, &value) {

@@ -17,6 +17,7 @@ use super::{
     connection::{Database, EndOnDrop, Sql, number},
     error::classify,
     read::{id_at, number_at},
+    schema,
     wakeups::Wakeups,
 };
 use crate::{
@@ -35,9 +36,9 @@ const TIMELINE_SHIFT: u32 = 40;
 /// The first eight digits of a WAL file's name are the timeline of the server.
 const TIMELINE: Sql = Sql { text: "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)", types: &[] };
 /// Each epoch is larger than any before, also where another server has taken over that never saw the last ones: `$3` begins with its
-/// timeline.
+/// timeline. There is none while the store is moved, nor after that.
 const JOIN: Sql = Sql {
-    text: "WITH begun AS (UPDATE @meta SET number = greatest(number + 1, $3) WHERE key = 'epoch' RETURNING number),
+    text: "WITH begun AS (UPDATE @meta SET number = greatest(number + 1, $3) WHERE key = 'epoch' AND bytes IS NULL RETURNING number),
             moment AS (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now)
         INSERT INTO @node(epoch, name, started, expires) SELECT number, $1, now, now + $2 FROM begun, moment RETURNING epoch, started",
     types: &[Type::TEXT, Type::INT8, Type::INT8],
@@ -184,8 +185,10 @@ async fn join(database: &Database) -> Result<(Epoch, Timestamp), Error> {
     let name = to_text(&database.config.node);
     let first = (timeline << TIMELINE_SHIFT) + 1;
     let rows = database.run_for_lease(&JOIN, &[&name, &millis(LEASE), &first]).await?;
-    let damaged = || Error::corrupt("the number of starts", "it is not there");
-    let row = rows.first().ok_or_else(damaged)?;
+    let Some(row) = rows.first() else {
+        schema::check_not_moved(database).await?;
+        return Err(Error::corrupt("the number of starts", "it is not there"));
+    };
     let epoch = number_at(row, 0).map_err(|what| Error::corrupt("the number of starts", what))?;
     Ok((Epoch(epoch), Timestamp::from_millis(row.try_get(1).map_err(classify)?)))
 }

@@ -3,7 +3,7 @@
 //! `schema` has the tables, and `connection` the ways to the database: one connection that writes (`write`, with `rows` and `columns`),
 //! some for readers (`read`), some for the lease and what else must not wait for readers (`cluster`), one that hears other nodes
 //! (`wakeups`). `busy` is one that has not answered yet. `upkeep` makes and drops partitions; `durability` says when the database may lose
-//! what it has acknowledged.
+//! what it has acknowledged; `transfer` is for moves to and from other stores.
 
 mod busy;
 mod cluster;
@@ -17,6 +17,7 @@ mod rows;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod upkeep;
 mod wakeups;
 mod write;
@@ -41,6 +42,7 @@ use super::{
     data_dir::{self, DirLock, EPOCH},
 };
 
+pub(super) use self::transfer::PostgresSide;
 pub use self::{config::PostgresConfig, error::PostgresError};
 
 /// Nodes that write for one caller at one time should have different ones; where two have the same, one waits for the other.
@@ -68,7 +70,7 @@ impl PostgresStore {
     /// Opens the store, making the tables if there are none. It needs a runtime, and uses it until store, reader and cluster are dropped.
     ///
     /// # Errors
-    /// When the database cannot be reached or used, or when a newer release has written the tables.
+    /// When the database cannot be reached or used, when a newer release has written the tables, or when their tasks were moved elsewhere.
     pub async fn open(config: PostgresConfig) -> Result<Self, Error> {
         Self::open_as(config, None).await
     }
@@ -77,6 +79,7 @@ impl PostgresStore {
         let database = Arc::new(Database::new(config)?);
         database.find_pooler().await?;
         let opened = schema::open(&database).await?;
+        schema::check_not_moved(&database).await?;
         upkeep::make_ahead(&database).await?;
         let wakeups = Arc::new(Wakeups::new(&database.config.schema));
         let background = vec![
@@ -106,7 +109,7 @@ impl PostgresStore {
     /// # Errors
     /// As [`open`](Self::open); also when another process has the directory, when it is not this user's alone, or when it has tasks.
     pub async fn open_in(config: PostgresConfig, dir: impl AsRef<Path>) -> Result<Self, Error> {
-        let (dir, lock) = data_dir::open_without_tasks(dir.as_ref())?;
+        let (dir, lock) = data_dir::open_for_node(dir.as_ref())?;
         Ok(Self { _lock: Some(lock), ..Self::open_as(config, Some(dir.join(EPOCH))).await? })
     }
 }

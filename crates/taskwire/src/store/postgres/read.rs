@@ -110,7 +110,7 @@ pub(super) fn id_at(row: &Row, index: usize) -> Result<Option<TaskId>, tokio_pos
 }
 
 /// A value of a row, or what is wrong with it.
-fn value_at<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T, String> {
+pub(super) fn value_at<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T, String> {
     row.try_get(index).map_err(|error| error.to_string())
 }
 

@@ -21,11 +21,11 @@ use crate::store::{CallKey, Error, TaskWrite};
 /// Chunks share a row up to this many bytes, so that reading one chunk does not read many others.
 const ROW_BYTES: usize = 256 * 1024;
 
-const IDS: Type = Type::BYTEA_ARRAY;
-const NUMBERS: Type = Type::INT8_ARRAY;
-const TEXTS: Type = Type::TEXT_ARRAY;
+pub(super) const IDS: Type = Type::BYTEA_ARRAY;
+pub(super) const NUMBERS: Type = Type::INT8_ARRAY;
+pub(super) const TEXTS: Type = Type::TEXT_ARRAY;
 
-const INSERT_TASKS: Sql = Sql {
+pub(super) const INSERT_TASKS: Sql = Sql {
     text: "INSERT INTO @task(id, ended, due, epoch, version, next_seq, blocks, output_bytes, stored_bytes, queued, caller)
         SELECT * FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
     types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS, TEXTS],
@@ -40,13 +40,13 @@ const UPDATE_TASKS: Sql = Sql {
         WHERE t.id = n.id",
     types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS],
 };
-const PUT_HEADS: Sql = Sql {
+pub(super) const PUT_HEADS: Sql = Sql {
     text: "INSERT INTO @head(id, head) SELECT * FROM UNNEST($1, $2) ON CONFLICT (id) DO UPDATE SET head = excluded.head",
     types: &[IDS, TEXTS],
 };
-const INSERT_EVENTS: Sql =
+pub(super) const INSERT_EVENTS: Sql =
     Sql { text: "INSERT INTO @log(task, version, at, event) SELECT * FROM UNNEST($1, $2, $3, $4)", types: &[IDS, NUMBERS, NUMBERS, TEXTS] };
-const INSERT_CHUNKS: Sql = Sql {
+pub(super) const INSERT_CHUNKS: Sql = Sql {
     text: "INSERT INTO @chunk(task, seq, count, version, at, first_block, blocks_total, bytes_total, blocks)
         SELECT * FROM UNNEST($1, $2, $3, $4, $5, $6, $7, $8, $9)",
     types: &[IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, TEXTS],
@@ -74,7 +74,7 @@ const RELEASE_KEYS: Sql = Sql {
         WHERE k.caller = n.caller AND k.kind = n.kind AND k.key = n.key AND k.task = n.task",
     types: &[TEXTS, Type::INT2_ARRAY, TEXTS, IDS],
 };
-const ADD_SAME: Sql = Sql {
+pub(super) const ADD_SAME: Sql = Sql {
     text: "INSERT INTO @same_call(caller, hidden, key, task) SELECT * FROM UNNEST($1, $2, $3, $4) ON CONFLICT DO NOTHING",
     types: &[TEXTS, Type::BOOL_ARRAY, TEXTS, IDS],
 };
@@ -90,7 +90,7 @@ const ADD_USAGE: Sql = Sql {
         ON CONFLICT (caller, slot) DO UPDATE SET open = u.open + excluded.open, bytes = u.bytes + excluded.bytes",
     types: &[TEXTS, Type::INT2, NUMBERS, NUMBERS],
 };
-const INSERT_OUTBOX: Sql = Sql {
+pub(super) const INSERT_OUTBOX: Sql = Sql {
     text: "INSERT INTO @outbox(session, position, task, first_version, last_version, first_seq, end_seq)
         SELECT * FROM UNNEST($1, $2, $3, $4, $5, $6, $7)",
     types: &[TEXTS, NUMBERS, IDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS],

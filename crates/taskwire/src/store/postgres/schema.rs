@@ -8,20 +8,23 @@
 //!
 //! Any client of PostgreSQL can read the tables. Texts that callers choose have `\\` for `\` and `\0` for a zero, which PostgreSQL refuses.
 
-use tokio_postgres::types::Type;
+use tokio_postgres::{Row, types::Type};
 
 use super::{
     connection::{Database, Sql},
     error::classify,
 };
-use crate::{clock::random_bytes, store::Error};
+use crate::{
+    clock::random_bytes,
+    store::{Error, marker::Marker},
+};
 
 /// The stored format. Version 1 is the first; each later one is a step in [`STEPS`].
 ///
 /// Nodes are replaced one by one, so nodes of the release before are writing while a step is done and after it. A step must leave them what
 /// they need: it adds columns with a default, tables and indexes; it removes only what the release before does not use any more. An index
 /// on a large table is made without the step, by upkeep, `CONCURRENTLY`.
-const FORMAT: i64 = 1;
+pub(super) const FORMAT: i64 = 1;
 
 const STEPS: [&str; 1] = [SCHEMA_1];
 
@@ -92,7 +95,7 @@ const SETTINGS: Sql = Sql {
         current_setting('synchronous_commit') = 'off', current_setting('data_checksums') = 'on', to_regnamespace($1) IS NOT NULL",
     types: &[Type::TEXT],
 };
-const READ_META: Sql = Sql { text: "SELECT number, bytes FROM @meta WHERE key = $1", types: &[Type::TEXT] };
+pub(super) const READ_META: Sql = Sql { text: "SELECT number, bytes FROM @meta WHERE key = $1", types: &[Type::TEXT] };
 const SET_FORMAT: Sql = Sql {
     text: "INSERT INTO @meta(key, number) VALUES('format', $1) ON CONFLICT (key) DO UPDATE SET number = excluded.number",
     types: &[Type::INT8],
@@ -152,14 +155,34 @@ pub(super) async fn open(database: &Database) -> Result<Opened, Error> {
     Ok(Opened { secret, commits_loosely })
 }
 
+/// The row of `meta` that has the number of starts: its other column is for the mark of a move, so that none begins while there is one.
+pub(super) const EPOCH: &str = "epoch";
+
+/// Refuses a store whose tasks are elsewhere, or that is being filled.
+pub(super) async fn check_not_moved(database: &Database) -> Result<(), Error> {
+    let rows = database.run(&READ_META, &[&EPOCH]).await?;
+    let marker = rows.first().map(marker_at).transpose()?.flatten();
+    marker.map_or(Ok(()), |marker| Err(marker.in_database(&place(database), &database.config.schema)))
+}
+
+/// The mark in a row of [`READ_META`].
+pub(super) fn marker_at(row: &Row) -> Result<Option<Marker>, Error> {
+    let bytes: Option<&[u8]> = row.try_get(1).map_err(classify)?;
+    Ok(bytes.map(|bytes| Marker::parse(&String::from_utf8_lossy(bytes))))
+}
+
+/// The tables, for people.
+pub(super) fn place(database: &Database) -> String {
+    format!("the schema {} of {}", database.config.schema, database.sessions_at())
+}
+
 /// Does the steps that are missing, and returns the format that was found.
 async fn migrate(database: &Database, client: &deadpool_postgres::ClientWrapper) -> Result<i64, Error> {
     run(database, client, "CREATE TABLE IF NOT EXISTS @meta(key text PRIMARY KEY, number bigint, bytes bytea)").await?;
     let rows = database.run_in(client, &READ_META, &[&"format"]).await?;
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>(0)).map_err(classify)?;
     if found > FORMAT {
-        let path = format!("the schema {} of {}", database.config.schema, database.sessions_at());
-        return Err(Error::TooNew { path, found, known: FORMAT });
+        return Err(Error::TooNew { path: place(database), found, known: FORMAT });
     }
     for step in STEPS.iter().skip(usize::try_from(found).unwrap_or(0)) {
         run(database, client, step).await?;
