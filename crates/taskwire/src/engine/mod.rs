@@ -36,7 +36,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use taskwire_core::{
     Attempt, Epoch, Limits, Payload, SessionId, TaskId, Timestamp,
-    task::{Authority, Command, NewTask, Outcome, RpcError, Spec, Task},
+    task::{Authority, Command, Event, NewTask, Outcome, RpcError, Spec, Task},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -538,10 +538,10 @@ impl Engine {
         self.0.work.get()
     }
 
-    fn spawn_attempt(&self, id: TaskId, attempt: Attempt) {
+    fn spawn_attempt(&self, id: TaskId, attempt: Attempt, made: Option<(Arc<Task>, Event)>) {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
-            if let Err(error) = run::run_attempt(&engine, id, attempt).await {
+            if let Err(error) = run::run_attempt(&engine, id, attempt, made).await {
                 tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
                 let failed = Outcome::Failed(RpcError::internal_error(format!("the task could not be run: {error}")));
                 if Box::pin(engine.submit(id, Authority::Attempt(attempt), Command::finish(failed))).await.is_err() {

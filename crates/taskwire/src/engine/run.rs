@@ -19,7 +19,9 @@ use std::{
 use futures_util::FutureExt;
 use taskwire_core::{
     Attempt, Payload, QuestionKey, TaskId, Timestamp, Version,
-    task::{Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, check_status, limit_result, timed_out, wants},
+    task::{
+        Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, Task, check_status, limit_result, timed_out, wants,
+    },
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -476,24 +478,33 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// Runs an attempt of a stored task: the first one of a task that was durable before its work, or one after a crash.
-pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<(), Error> {
+pub(super) async fn run_attempt(engine: &Engine, id: TaskId, attempt: Attempt, made: Option<(Arc<Task>, Event)>) -> Result<(), Error> {
     // In memory of its own, which what runs for long does not keep.
-    if let Some(run) = Box::pin(prepare_attempt(engine, id, attempt)).await? {
+    if let Some(run) = Box::pin(prepare_attempt(engine, id, attempt, made)).await? {
         execute(run).await;
     }
     Ok(())
 }
 
 /// What an attempt of a stored task begins with; none if it is not wanted any more.
-async fn prepare_attempt(engine: &Engine, id: TaskId, attempt: Attempt) -> Result<Option<Arc<Run>>, Error> {
+async fn prepare_attempt(
+    engine: &Engine,
+    id: TaskId,
+    attempt: Attempt,
+    made: Option<(Arc<Task>, Event)>,
+) -> Result<Option<Arc<Run>>, Error> {
     let Some(stop) = engine.0.runs.stop_switch(id, attempt) else { return Ok(None) };
-    let task = engine.read_when_back(|| engine.any_task(id)).await?.ok_or(Reject::NotFound)?;
+    let (task, created) = match made {
+        // It was made a moment ago. Whoever ends it elsewhere wakes this node, and nobody takes it while the lease lasts.
+        Some((task, created)) => (task, Some(created)),
+        None => (engine.read_when_back(|| engine.any_task(id)).await?.ok_or(Reject::NotFound)?, engine.0.recent.created(id)),
+    };
     // Another node may have ended it, or taken it, before this run began.
     if engine.is_shared() && (wants(&task).attempt != Some(attempt) || !engine.runs_epoch(task.epoch)) {
         engine.0.runs.stop_unwanted(engine, &task);
         return Ok(None);
     }
-    let created = match engine.0.recent.created(id) {
+    let created = match created {
         Some(created) => Some(created),
         None => engine.read_when_back(|| engine.event(id, Version(1))).await?,
     };

@@ -6,8 +6,8 @@ use std::{
 };
 
 use taskwire_core::{
-    Attempt, TaskId,
-    task::{OnInterrupt, Spec, Task, wants},
+    Attempt, TaskId, Version,
+    task::{Event, OnInterrupt, Spec, Task, wants},
 };
 use tokio::sync::watch;
 
@@ -19,6 +19,8 @@ struct RunningAttempt {
     attempt: Attempt,
     stop: Arc<StopSignal>,
     on_interrupt: OnInterrupt,
+    /// The last version of its task that this node knows.
+    version: Version,
 }
 
 impl RunningAttempt {
@@ -80,7 +82,7 @@ impl Runs {
     /// Registers a run that began before its task was made, so that it is not started again.
     pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<StopSignal>, spec: &Spec) {
         let mut table = self.lock();
-        table.insert(id, RunningAttempt { attempt, stop, on_interrupt: spec.on_interrupt });
+        table.insert(id, RunningAttempt { attempt, stop, on_interrupt: spec.on_interrupt, version: Version(0) });
         self.publish(&table);
     }
 
@@ -97,8 +99,9 @@ impl Runs {
         self.lock().running.get(&id).filter(|running| running.attempt == attempt).map(|running| running.stop.clone())
     }
 
-    pub(super) fn contains(&self, id: TaskId) -> bool {
-        self.lock().running.contains_key(&id)
+    /// Whether a task runs here whose version in the store this node does not know.
+    pub(super) fn is_behind(&self, id: TaskId, stored: Option<Version>) -> bool {
+        self.lock().running.get(&id).is_some_and(|running| stored.is_none_or(|stored| running.version < stored))
     }
 
     pub(super) fn ids(&self) -> Vec<TaskId> {
@@ -146,15 +149,19 @@ impl Runs {
 
     /// Stops every attempt of `task` but the one that it wants.
     pub(super) fn stop_unwanted(&self, engine: &Engine, task: &Arc<Task>) {
-        self.reconcile(engine, task, false);
+        self.reconcile(engine, task, false, None);
     }
 
     /// The same, and starts the attempt that `task` wants if that has just `begun`: no attempt is started twice. An attempt of another epoch
     /// is not started: recovery decides what becomes of it. Nor is one whose work began before its task was made, and was stopped since.
-    pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>, begun: bool) {
+    /// `created` is the event that made the task, if that is known: then nothing of it need be read.
+    pub(super) fn reconcile(&self, engine: &Engine, task: &Arc<Task>, begun: bool, created: Option<&Event>) {
         let wanted = wants(task).attempt.filter(|_| engine.runs_epoch(task.epoch));
         let mut table = self.lock();
-        let running = table.running.get(&task.id).map(|running| running.attempt);
+        let running = table.running.get_mut(&task.id).map(|running| {
+            running.version = running.version.max(task.version);
+            running.attempt
+        });
         if running == wanted || (running.is_none() && !begun) {
             return;
         }
@@ -163,8 +170,9 @@ impl Runs {
             if task.ended.is_some() { old.stop.stop() } else { old.stop.abandon() }
         }
         if let Some(attempt) = wanted.filter(|_| begun && !table.abandoned.contains_key(&task.id)) {
-            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt: task.spec.on_interrupt });
-            engine.spawn_attempt(task.id, attempt);
+            let (on_interrupt, version) = (task.spec.on_interrupt, task.version);
+            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt, version });
+            engine.spawn_attempt(task.id, attempt, created.map(|created| (task.clone(), created.clone())));
         }
         self.publish(&table);
     }

@@ -69,6 +69,15 @@ struct Writer<S> {
     may_reclaim: bool,
 }
 
+/// A task that a commit has changed.
+struct Changed {
+    task: Arc<Task>,
+    /// Whether an attempt was begun.
+    begun: bool,
+    /// The event that made it, if this commit did, and nodes share the store.
+    created: Option<Event>,
+}
+
 /// Marks the engine as failed when the writer ends for any reason, a panic included.
 struct FailOnDrop(Weak<Inner>);
 
@@ -350,8 +359,16 @@ impl<S: Store> Writer<S> {
     fn publish(&mut self, engine: &Engine, batch: Batch) {
         self.may_reclaim |= !batch.expired.is_empty();
         let begins = |event: &Event| matches!(event, Event::Created { .. } | Event::Started { .. });
-        let changed: Vec<(Arc<Task>, bool)> =
-            batch.writes.iter().map(|write| (write.task.clone(), write.events.iter().any(begins))).collect();
+        let changed: Vec<Changed> = batch
+            .writes
+            .iter()
+            .map(|write| {
+                let begun = write.events.iter().any(begins);
+                // Otherwise it is among the recent changes.
+                let created = write.events.first().filter(|event| self.cluster.is_some() && matches!(event, Event::Created { .. }));
+                Changed { task: write.task.clone(), begun, created: created.cloned() }
+            })
+            .collect();
         let mut sessions: Vec<SessionId> = batch.writes.iter().filter_map(|write| Some(write.outbox_item()?.0.clone())).collect();
         if self.cluster.is_some() {
             sessions.extend(batch.sessions.iter().filter_map(SessionChange::changed));
@@ -370,8 +387,8 @@ impl<S: Store> Writer<S> {
             }
         }
         // Runs start before receipts go out: once a caller knows of a task, the engine is not idle.
-        for (task, begun) in &changed {
-            engine.0.runs.reconcile(engine, task, *begun);
+        for Changed { task, begun, created } in &changed {
+            engine.0.runs.reconcile(engine, task, *begun, created.as_ref());
             if let Some(due) = wants(task).due {
                 engine.0.timers.arm(due);
             }
@@ -485,8 +502,8 @@ impl<S: Store> Writer<S> {
     }
 
     /// Removes ended tasks from the cache, and half of the others if there are too many.
-    fn trim(&mut self, changed: &[(Arc<Task>, bool)]) {
-        for (task, _) in changed.iter().filter(|(task, _)| task.ended.is_some()) {
+    fn trim(&mut self, changed: &[Changed]) {
+        for Changed { task, .. } in changed.iter().filter(|changed| changed.task.ended.is_some()) {
             self.cache.remove(&task.id);
         }
         if self.cache.len() > CACHE_MAX {

@@ -29,13 +29,11 @@ pub(super) async fn hear(weak: WeakEngine) {
         let Some(engine) = weak.get() else { return };
         match changes {
             Changes::Of(tasks, sessions) => {
-                notice(&engine, tasks).await;
+                notice(&engine, tasks.into_iter().map(|id| (id, None)).collect()).await;
                 engine.0.session_wakeups.wake(sessions.into_iter().map(|id| (id, ChangeKind::Task)));
             }
-            Changes::Unknown => {
-                notice(&engine, watched(&engine).into_iter().collect()).await;
-                engine.0.session_wakeups.wake_all();
-            }
+            // One look at all versions says what it was.
+            Changes::Unknown => look_now(&engine),
         }
     }
 }
@@ -50,7 +48,7 @@ pub(super) async fn poll(weak: WeakEngine) {
         match membership.cluster.versions(&ids).await {
             Ok(versions) => {
                 let now: BTreeMap<TaskId, Option<Version>> = ids.into_iter().zip(versions).collect();
-                let is_new = |(id, version): (&TaskId, &Option<Version>)| (known.get(id) != Some(version)).then_some(*id);
+                let is_new = |(id, version): (&TaskId, &Option<Version>)| (known.get(id) != Some(version)).then_some((*id, *version));
                 notice(&engine, now.iter().filter_map(is_new).collect()).await;
                 known = now;
             }
@@ -58,9 +56,12 @@ pub(super) async fn poll(weak: WeakEngine) {
         }
         engine.0.session_wakeups.wake_all();
         let interval = if membership.cluster.has_wakeups() { POLL_INTERVAL } else { POLL_INTERVAL_WITHOUT_WAKEUPS };
-        let sleep = membership.clock.sleep(interval);
+        let (sleep, asked) = (membership.clock.sleep(interval), membership.look_now.clone());
         drop(engine);
-        sleep.await;
+        tokio::select! {
+            () = sleep => {}
+            () = asked.notified() => {}
+        }
     }
 }
 
@@ -71,9 +72,17 @@ fn watched(engine: &Engine) -> BTreeSet<TaskId> {
     ids
 }
 
-/// These tasks may have changed: wakes their readers, and starts or stops their runs.
-async fn notice(engine: &Engine, ids: Vec<TaskId>) {
-    for id in ids.iter().filter(|id| engine.0.runs.contains(**id)) {
+/// Lets the next look at all versions be at once.
+fn look_now(engine: &Engine) {
+    if let Some(membership) = &engine.0.cluster {
+        membership.look_now.notify_one();
+    }
+}
+
+/// These tasks may have changed, and have these versions if that is known: wakes their readers, and stops their runs. What this node itself
+/// has changed concerns no run of it.
+async fn notice(engine: &Engine, tasks: Vec<(TaskId, Option<Version>)>) {
+    for (id, _) in tasks.iter().filter(|(id, version)| engine.0.runs.is_behind(*id, *version)) {
         match engine.any_task(*id).await {
             Ok(Some(task)) => engine.0.runs.stop_unwanted(engine, &task),
             // It is about to be made, or it is forgotten, and ended before. Where the store is away, the next look may succeed.
@@ -81,5 +90,5 @@ async fn notice(engine: &Engine, ids: Vec<TaskId>) {
             Err(error) => tracing::warn!(task = %id, %error, "a task that another node changed could not be read"),
         }
     }
-    engine.0.task_wakeups.wake(ids.into_iter().map(|id| (id, ChangeKind::Task)));
+    engine.0.task_wakeups.wake(tasks.into_iter().map(|(id, _)| (id, ChangeKind::Task)));
 }

@@ -14,6 +14,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Notify;
+
 use self::{clock::ClusterClock, lease::LeaseState};
 use super::{Engine, recovery::OnRecovered};
 use crate::{clock::Clock, store::Cluster};
@@ -25,6 +27,8 @@ pub(super) struct Membership {
     pub(super) clock: Arc<dyn Clock>,
     store_time: Arc<ClusterClock>,
     lease: LeaseState,
+    /// Notified when other nodes may have changed anything.
+    look_now: Arc<Notify>,
     /// Whether this node is about to end its lease for good.
     hands_over: AtomicBool,
     /// Whether this node has ended its lease for good.
@@ -41,6 +45,7 @@ impl Membership {
             clock: store_time.clone(),
             store_time,
             lease: LeaseState::new(local.monotonic(), lease.lasts, began_ago, orphan_after),
+            look_now: Arc::default(),
             hands_over: AtomicBool::new(false),
             left: AtomicBool::new(false),
         }
