@@ -7,6 +7,7 @@ mod config;
 mod control;
 mod demo;
 mod join;
+mod logging;
 #[cfg(test)]
 #[path = "../tests/manual/command_line.rs"]
 mod manual;
@@ -17,7 +18,7 @@ mod term;
 #[path = "../../taskwire/src/testing.rs"]
 mod testing;
 
-use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -114,11 +115,10 @@ fn main() -> ExitCode {
     if matches!(args.command, Command::Serve(_)) && pid1::is_pid1() {
         return pid1::run();
     }
-    // A client command prints its own notices; the log is for users who ask for it.
-    let usual = if matches!(args.command, Command::Serve(_)) { "taskwire=info,warn" } else { "error" };
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| usual.into());
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).with_target(false).init();
+    if !matches!(args.command, Command::Serve(_)) {
+        // A client command prints its own notices; the log is for users who ask for it. The server's configuration says how it logs.
+        logging::begin(logging::LogFormat::Text, "error");
+    }
     match args.command {
         Command::Serve(serve) => serve.run(),
         Command::Init(init) => init.run(),

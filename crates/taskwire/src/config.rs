@@ -67,6 +67,8 @@ pub struct Config {
     pub auth: Arc<dyn Authenticate>,
     /// Settings of HTTP.
     pub http: HttpConfig,
+    /// Whether callers can read `/metrics`, which says what the server counts.
+    pub metrics: bool,
     /// Settings for clients that open a session.
     pub legacy: LegacyConfig,
 }
@@ -100,6 +102,7 @@ impl Default for Config {
             body_bytes: 4 * 1024 * 1024,
             auth: Arc::new(Tokens::default()),
             http: HttpConfig::default(),
+            metrics: true,
             legacy: LegacyConfig::default(),
         }
     }

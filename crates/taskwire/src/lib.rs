@@ -49,6 +49,8 @@ mod engine;
 mod followup;
 pub mod form;
 #[cfg(feature = "server")]
+mod metrics;
+#[cfg(feature = "server")]
 mod owned_files;
 #[cfg(feature = "server")]
 mod protocol;

@@ -21,6 +21,7 @@ use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::Mutex,
+    task::JoinHandle,
 };
 
 use crate::{
@@ -28,6 +29,7 @@ use crate::{
     config::{Config, OpenedStore, Secret, StoreKind},
     control::{self, LiveConfig, ServerDescription, SocketFile},
     join::{self, JoinSocket},
+    logging::{self, LogFormat},
     term::{escape, stderr},
 };
 
@@ -36,6 +38,8 @@ const NAMED_TOOLS: usize = 5;
 /// How often to try to bind, about a second in all: a server that was killed a moment ago may still have the address.
 const BIND_TRIES: u32 = 20;
 const BIND_PAUSE: Duration = Duration::from_millis(50);
+/// What is logged unless `$RUST_LOG` says otherwise.
+const USUAL_LOG: &str = "taskwire=info,warn";
 
 const EXAMPLES: &str = "Examples:
   taskwire serve                            demo tools, tasks in ./.taskwire
@@ -53,7 +57,7 @@ running tasks go on as they were.
 With --stdio it joins a server that has the directory already, and takes its
 place when that ends.
 Logging goes to standard error, a line for each call that ends; RUST_LOG=debug
-shows more.
+shows more, and --log-format json is for programs.
 
 Exit codes: 0 it was told to end, 1 it cannot serve, 2 the command line or the
 configuration is wrong";
@@ -74,6 +78,9 @@ pub(crate) struct Serve {
     /// [default: in the data directory]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+    /// How the log on standard error is written [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
     /// Speak MCP on standard input and output instead of HTTP
     #[arg(long, conflicts_with = "listen")]
     stdio: bool,
@@ -87,6 +94,8 @@ pub(crate) struct ServerSetup {
     definitions: Vec<Definition>,
     /// `None` for standard input and output.
     address: Option<SocketAddr>,
+    /// The address that has nothing but `/metrics`.
+    metrics: Option<SocketAddr>,
     file: Option<PathBuf>,
     /// Keys that the command line overrides.
     overridden_keys: Vec<&'static str>,
@@ -111,11 +120,17 @@ impl Serve {
             Some(path) => Config::read(path)?,
             None => Config::demo(),
         };
-        let options = [("listen", self.listen.is_some()), ("data", self.data.is_some()), ("store", self.store.is_some())];
+        let options = [
+            ("listen", self.listen.is_some()),
+            ("data", self.data.is_some()),
+            ("store", self.store.is_some()),
+            ("log_format", self.log_format.is_some()),
+        ];
         let overridden_keys = options.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect();
         config.listen = self.listen.unwrap_or(config.listen);
         config.data = self.data.unwrap_or(config.data);
         config.store = self.store.map_or(config.store, Secret);
+        config.log_format = self.log_format.unwrap_or(config.log_format);
         let settings = config.to_server_config()?;
         let store = config.store()?;
         if let StoreKind::Postgres(url) = &store {
@@ -123,14 +138,20 @@ impl Serve {
         }
         let definitions = config.definitions(&[])?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
-        Ok(ServerSetup { config, store, settings, definitions, address, file: self.config, overridden_keys })
+        // It was checked with the settings.
+        let metrics = config.metrics.address().map_err(anyhow::Error::msg)?;
+        Ok(ServerSetup { config, store, settings, definitions, address, metrics, file: self.config, overridden_keys })
     }
 }
 
 impl ServerSetup {
     fn run(self) -> anyhow::Result<()> {
+        logging::begin(self.config.log_format, USUAL_LOG);
         for warning in self.config.warnings(&self.definitions) {
-            stderr::write(&format!("{}\n", escape::line(&warning)));
+            match self.config.log_format {
+                LogFormat::Text => stderr::write(&format!("{}\n", escape::line(&warning))),
+                LogFormat::Json => tracing::warn!("{}", warning.trim_start_matches("warning: ")),
+            }
         }
         // Each connection is a file; the usual soft limit of 1024 is soon reached.
         if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
@@ -163,7 +184,7 @@ impl ServerSetup {
 
     /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
-        let Self { config, store: kind, settings, definitions, file, overridden_keys, .. } = self;
+        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, metrics } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
@@ -190,7 +211,19 @@ impl ServerSetup {
         if let Err(error) = &joinable {
             tracing::warn!(%error, "other processes cannot join this server");
         }
-        Ok(RunningServer { server, live, commands, count, kind, joinable: joinable.ok(), _control: control.ok() })
+        let metrics = match metrics {
+            None => None,
+            Some(wanted) => match MetricsSocket::listen(wanted, &server) {
+                Ok(metrics) => Some(metrics),
+                Err(error) if address.is_some() => return Err(error),
+                // A client has started this server for its tools.
+                Err(error) => {
+                    tracing::warn!("nobody can read metrics: {error:#}");
+                    None
+                }
+            },
+        };
+        Ok(RunningServer { server, live, commands, count, kind, joinable: joinable.ok(), metrics, _control: control.ok() })
     }
 
     async fn serve(self) -> anyhow::Result<()> {
@@ -228,7 +261,8 @@ impl ServerSetup {
         let served = match listener {
             None => leader.server.serve_stdio(stop).await,
             Some(listener) => {
-                println!("{}", banner(listener.local_addr()?, leader.live.config(), &leader.kind, &definitions, leader.count));
+                let addresses = (listener.local_addr()?, leader.metrics.as_ref().map(|metrics| metrics.address));
+                println!("{}", banner(addresses, leader.live.config(), &leader.kind, &definitions, leader.count));
                 leader.server.serve(listener, stop).await
             }
         };
@@ -247,7 +281,33 @@ pub(crate) struct RunningServer {
     count: usize,
     kind: StoreKind,
     joinable: Option<JoinSocket>,
+    metrics: Option<MetricsSocket>,
     _control: Option<SocketFile>,
+}
+
+/// Serves `/metrics` on an address that has nothing else, while this exists.
+struct MetricsSocket {
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+impl MetricsSocket {
+    fn listen(address: SocketAddr, server: &Server) -> anyhow::Result<Self> {
+        let bound = std::net::TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)
+        });
+        let listener = bound.with_context(|| format!("cannot listen on {address} for metrics (`metrics.listen`)"))?;
+        let (address, server) = (listener.local_addr()?, server.clone());
+        let serving = tokio::spawn(async move { server.serve_metrics(listener, std::future::pending()).await });
+        Ok(Self { address, serving })
+    }
+}
+
+impl Drop for MetricsSocket {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
 }
 
 impl RunningServer {
@@ -320,7 +380,13 @@ fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn banner(address: SocketAddr, config: &Config, store: &StoreKind, commands: &[Definition], tools: usize) -> String {
+fn banner(
+    (address, metrics): (SocketAddr, Option<SocketAddr>),
+    config: &Config,
+    store: &StoreKind,
+    commands: &[Definition],
+    tools: usize,
+) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let tasks = match store {
         StoreKind::Embedded => format!("tasks in {}", config.data.display()),
@@ -329,6 +395,9 @@ fn banner(address: SocketAddr, config: &Config, store: &StoreKind, commands: &[D
     };
     let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
     let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  http://{address}/mcp\n");
+    if let Some(metrics) = metrics {
+        text.push_str(&format!("  metrics   http://{metrics}/metrics\n"));
+    }
     if !commands.is_empty() {
         text.push_str(&format!("  tools     {}\n", names(commands)));
     }
@@ -384,7 +453,7 @@ mod tests {
     use super::*;
 
     fn shown(commands: &[Definition], config: &Config) -> String {
-        banner(SocketAddr::from(([127, 0, 0, 1], 7)), config, &StoreKind::Embedded, commands, commands.len())
+        banner((SocketAddr::from(([127, 0, 0, 1], 7)), None), config, &StoreKind::Embedded, commands, commands.len())
     }
 
     #[test]

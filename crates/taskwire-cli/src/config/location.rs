@@ -1,6 +1,6 @@
 //! Finds where something is in a file: every error message shows its line.
 
-use std::ops::Range;
+use std::{fmt, ops::Range, path::PathBuf};
 
 use anyhow::anyhow;
 use serde::de;
@@ -11,6 +11,20 @@ use crate::term::escape;
 
 /// The most of a line that is shown.
 const SHOWN_CHARS: usize = 160;
+
+/// The file itself, so that errors can show the location.
+#[derive(Default)]
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+/// The text may have tokens in it.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
 
 /// Parses one of our files; an error shows the location and says what to write instead.
 pub(crate) fn parse_toml<T: de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {

@@ -5,6 +5,7 @@ mod changes;
 mod hints;
 mod limits;
 mod location;
+mod metrics;
 mod postgres;
 #[cfg(test)]
 #[path = "../../tests/manual/configuration.rs"]
@@ -15,7 +16,6 @@ mod tool;
 
 use std::{
     collections::BTreeSet,
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -31,11 +31,15 @@ use taskwire::{
 
 use auth::AuthTable;
 use limits::LimitsTable;
+use location::Source;
 pub(crate) use location::parse_toml;
+use metrics::MetricsTable;
 use postgres::PostgresTable;
 pub(crate) use store::{OpenedStore, Secret, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
 use tool::{FileDefaults, ToolTable};
+
+use crate::logging::LogFormat;
 
 /// Names of the server's own follow-up tools, for clients without tasks.
 const FOLLOW_UP_TOOLS: [&str; 5] = ["task_wait", "task_output", "task_answer", "task_cancel", "task_list"];
@@ -57,6 +61,8 @@ pub(crate) struct Config {
     /// Where nodes share a store: how long a command goes on whose server is gone, at least `"8s"`. Then it ends, and another node may start
     /// it again. The longest of all nodes counts. Default: `"30s"`.
     orphan_after: Option<Span>,
+    /// How the log on standard error is written: lines for people, or one JSON object a line. Default: `"text"`.
+    pub(crate) log_format: LogFormat,
     /// Whether the server has the demo tools too. Default: `false`.
     pub(crate) demo: bool,
     /// What models are told about the server. Default: nothing.
@@ -121,24 +127,11 @@ pub(crate) struct Config {
     http: HttpTable,
     legacy: LegacyTable,
     pub(crate) auth: AuthTable,
+    pub(crate) metrics: MetricsTable,
     tool: Vec<ToolTable>,
     /// The file that this was read from.
     #[serde(skip)]
     source: Source,
-}
-
-/// The file itself, so that errors can show the location.
-#[derive(Default)]
-struct Source {
-    path: PathBuf,
-    text: String,
-}
-
-/// The text may have tokens in it.
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())
-    }
 }
 
 impl Default for Config {
@@ -149,6 +142,7 @@ impl Default for Config {
             store: Secret::default(),
             node: None,
             orphan_after: None,
+            log_format: LogFormat::Text,
             demo: false,
             instructions: None,
             promote_after: None,
@@ -181,6 +175,7 @@ impl Default for Config {
             http: HttpTable::default(),
             legacy: LegacyTable::default(),
             auth: AuthTable::default(),
+            metrics: MetricsTable::default(),
             tool: Vec::new(),
             source: Source::default(),
         }
@@ -411,6 +406,8 @@ impl Config {
         set(&mut config.inline_bytes, self.inline_bytes);
         let tokens = self.auth.resolve(env).map_err(|(n, message)| self.refuse(&["auth", "tokens", &n.to_string()], &message))?;
         config.auth = Arc::new(tokens);
+        config.metrics = self.metrics.is_enabled();
+        self.metrics.address().map_err(|message| self.refuse(&["metrics", "listen"], &message))?;
         check(&config).map_err(|(key, reason)| {
             let path: Vec<&str> = key.split('.').collect();
             self.refuse(&path, &format!("`{key}` {reason}"))

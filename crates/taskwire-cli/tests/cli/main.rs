@@ -15,6 +15,7 @@ mod join;
 mod kill;
 mod kit;
 mod nodes;
+mod observing;
 mod refusals;
 mod reload;
 mod serve;

@@ -74,6 +74,16 @@ fn what_newcomers_write_first_is_answered_with_what_to_write_instead() {
 }
 
 #[test]
+fn metrics_that_anybody_could_read_are_refused_with_their_place() {
+    for (listen, expected) in [("0.0.0.0:9464", "may be reached from everywhere"), ("9464", "such as \"127.0.0.1:9464\", not \"9464\"")] {
+        let words = refused_config(&format!("[metrics]\nlisten = \"{listen}\"\n"));
+        assert!(words.contains("line 2") && words.contains(expected), "`{expected}` in: {words}");
+    }
+    let words = refused_config("log_format = \"yaml\"\n");
+    assert!(words.contains("`text` or `json`"), "{words}");
+}
+
+#[test]
 fn values_that_would_become_code_are_refused_with_their_place_and_what_to_write_instead() {
     let refused = |lines: &str| refused_config(&format!("[[tool]]\nname = \"a\"\n{lines}\ninput = {{ x = {{ type = \"string\" }} }}\n"));
     for (command, expected) in [

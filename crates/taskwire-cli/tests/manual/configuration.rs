@@ -6,7 +6,9 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use taskwire::{command::Definition, server};
 
-use super::{Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, postgres::PostgresTable, tool::ToolTable};
+use super::{
+    Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, metrics::MetricsTable, postgres::PostgresTable, tool::ToolTable,
+};
 use crate::{
     client::client_config::{ConfigFile, ServerSettings},
     manual::keep,
@@ -70,6 +72,12 @@ tokens = [{ token = \"env:TASKWIRE_TOKEN\", caller = \"ci\" }]
 ```
 
 [Operating](operating.md#callers-and-tokens) says what a caller may see.
+";
+
+const METRICS: &str = "
+## `[metrics]`
+
+[Operating](operating.md#metrics) says what there is to read.
 ";
 
 const TOOL: &str = "
@@ -215,7 +223,7 @@ fn add(page: &mut String, words: &str, keys: &[Key]) {
 }
 
 /// The tables of the server's file, each with the words before it and the line that opens it.
-fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 6] {
+fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 7] {
     [
         (SERVER, "", keys::<Config>(SERVER_SOURCE, "Config")),
         (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("../../src/config/limits.rs"), "LimitsTable")),
@@ -223,6 +231,7 @@ fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 6] {
         (HTTP, "[http]\n", keys::<HttpTable>(SERVER_SOURCE, "HttpTable")),
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
         (AUTH, "[auth]\n", keys::<AuthTable>(include_str!("../../src/config/auth.rs"), "AuthTable")),
+        (METRICS, "[metrics]\n", keys::<MetricsTable>(include_str!("../../src/config/metrics.rs"), "MetricsTable")),
     ]
 }
 

@@ -8,6 +8,7 @@ mod cluster;
 mod error;
 mod exchange;
 pub(crate) mod large_block;
+mod observe;
 mod operator_log;
 mod output_buffer;
 mod quota;
@@ -52,6 +53,7 @@ pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
     clock::{Clock, new_task_id},
+    metrics::{Feed, Metrics},
     store::{self, NodeInfo, Reader, SessionChange, Store},
     wakeup::{WakeUps, Watch},
 };
@@ -160,6 +162,8 @@ struct Inner {
     cluster: Option<cluster::Membership>,
     /// Whether the store cannot be reached just now.
     away: AtomicBool,
+    metrics: Arc<Metrics>,
+    node_count: observe::NodeCount,
     secret: [u8; 32],
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
@@ -173,7 +177,9 @@ struct Inner {
 
 impl Inner {
     fn set_away(&self, away: bool) {
-        self.away.store(away, Ordering::Release);
+        if self.away.swap(away, Ordering::AcqRel) != away {
+            self.metrics.set_store_away(away, self.clock.monotonic());
+        }
     }
 
     /// Records that nothing can be stored any more. The first reason stays.
@@ -215,19 +221,22 @@ impl Engine {
         let (queue, commands) = mpsc::channel(config.queue_len);
         let cluster = store.cluster().map(|cluster| cluster::Membership::new(cluster, &clock, config.orphan_after));
         let clock = cluster.as_ref().map_or(clock, |cluster| cluster.clock.clone());
+        let metrics = Arc::new(Metrics::new(clock.now()));
         let inner = Arc::new(Inner {
             queue,
             reader: store.reader(),
             recent: recent::RecentTasks::new(config.cache_bytes),
-            task_wakeups: Arc::default(),
-            session_wakeups: Arc::default(),
+            task_wakeups: Arc::new(WakeUps::new(metrics.feed_lag(Feed::Task, &clock))),
+            session_wakeups: Arc::new(WakeUps::new(metrics.feed_lag(Feed::Session, &clock))),
             clock,
             config,
             epoch: AtomicU64::new(store.epoch().0),
             cluster,
             away: AtomicBool::new(false),
             secret: store.secret(),
-            runs: runs::Runs::default(),
+            runs: runs::Runs::new(metrics.clone()),
+            metrics,
+            node_count: observe::NodeCount::default(),
             timers: Arc::default(),
             recovery_began: AtomicBool::new(false),
             note_senders: Mutex::default(),
@@ -542,7 +551,7 @@ impl Engine {
         let engine = self.clone();
         self.0.runtime.spawn(async move {
             if let Err(error) = run::run_attempt(&engine, id, attempt, made).await {
-                tracing::error!(task = %id, %attempt, %error, "cannot run the attempt");
+                tracing::error!(task = %id, attempt = attempt.0, %error, "cannot run the attempt");
                 let failed = Outcome::Failed(RpcError::internal_error(format!("the task could not be run: {error}")));
                 if Box::pin(engine.submit(id, Authority::Attempt(attempt), Command::finish(failed))).await.is_err() {
                     engine.0.runs.unregister(id);

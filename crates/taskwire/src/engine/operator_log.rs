@@ -2,15 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use taskwire_core::{
-    TaskId,
-    task::{Outcome, Spec, Task},
-};
+use taskwire_core::task::{Outcome, Spec, Task};
 
 /// Characters of an error that a line has at most.
 const WHY_MAX: usize = 200;
 
-pub(super) fn call_ended(spec: &Spec, task: Option<TaskId>, took: Duration, outcome: &Outcome) {
+pub(super) fn call_ended(spec: &Spec, task: Option<&Task>, took: Duration, outcome: &Outcome) {
     if !tracing::enabled!(tracing::Level::INFO) {
         return;
     }
@@ -18,24 +15,25 @@ pub(super) fn call_ended(spec: &Spec, task: Option<TaskId>, took: Duration, outc
     let took = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
     let how = how(outcome);
     match task {
-        Some(task) => tracing::info!(caller, tool, %task, ?took, how, "call ended"),
+        Some(Task { id, attempt, .. }) => tracing::info!(caller, tool, task = %id, attempt = attempt.0, ?took, how, "call ended"),
         None => tracing::info!(caller, tool, ?took, how, "call ended"),
     }
 }
 
 /// A task that an earlier start of the server left open was recovered: it is run again, or is lost.
 pub(super) fn task_recovered(task: &Arc<Task>) {
-    let (caller, tool, task, outcome) = (task.spec.caller.as_str(), &*task.spec.tool, task.id, &task.outcome);
+    let Task { id, attempt, spec, outcome, .. } = &**task;
+    let (caller, tool, attempt) = (spec.caller.as_str(), &*spec.tool, attempt.0);
     match outcome {
-        None => tracing::info!(caller, tool, %task, "task recovered: it goes on"),
-        Some(outcome) => tracing::warn!(caller, tool, %task, how = how(outcome), "task lost: it was interrupted"),
+        None => tracing::info!(caller, tool, task = %id, attempt, "task recovered: it goes on"),
+        Some(outcome) => tracing::warn!(caller, tool, task = %id, attempt, how = how(outcome), "task lost: it was interrupted"),
     }
 }
 
 /// A task that waited for a slot on another node goes on here.
 pub(super) fn task_taken(task: &Arc<Task>) {
-    let (caller, tool, task) = (task.spec.caller.as_str(), &*task.spec.tool, task.id);
-    tracing::info!(caller, tool, %task, "task taken: it waited for a slot on another node");
+    let (caller, tool, attempt) = (task.spec.caller.as_str(), &*task.spec.tool, task.attempt.0);
+    tracing::info!(caller, tool, task = %task.id, attempt, "task taken: it waited for a slot on another node");
 }
 
 /// How it ended, in a few words.

@@ -9,6 +9,7 @@ use taskwire_core::{
 };
 
 use super::{Engine, Error, operator_log, timers::RETRY_DELAY};
+use crate::metrics::Takeover;
 
 /// Tasks that are recovered together.
 const PAGE: usize = 256;
@@ -49,6 +50,7 @@ async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRec
                 if receipt.changed {
                     changed += 1;
                     operator_log::task_recovered(&receipt.task);
+                    engine.metrics().task_taken_over(Takeover::Interrupted);
                 }
             }
             // One task that cannot be read must not keep the others waiting.

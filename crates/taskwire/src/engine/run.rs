@@ -33,6 +33,7 @@ use super::{
     output_buffer::OutputBuffer,
     switch::{StopSignal, Switch},
 };
+use crate::metrics::Counted;
 
 /// How soon an attempt looks again whether its node has a lease.
 const LEASE_DELAY: Duration = Duration::from_millis(100);
@@ -64,6 +65,8 @@ pub struct Run {
     notes: Option<mpsc::Sender<CallNote>>,
     /// Dropped with the run.
     guard: std::sync::Mutex<Option<Box<dyn Any + Send>>>,
+    /// Counts it while it is loose.
+    counted: std::sync::Mutex<Option<Counted>>,
     /// How many blocks at the beginning of the result only repeat what was written.
     repeated_blocks: AtomicUsize,
 }
@@ -86,6 +89,7 @@ impl Run {
         Self {
             id,
             began: engine.0.clock.now(),
+            counted: std::sync::Mutex::new(Some(engine.metrics().run_in_memory())),
             engine,
             spec,
             arguments: request,
@@ -280,6 +284,7 @@ impl Run {
 
     fn settle(&self, phase: Phase) {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        drop(self.counted.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.settled.turn_on();
     }
 
@@ -537,6 +542,7 @@ async fn prepare_attempt(
         stop,
         notes: engine.note_senders().remove(&id),
         guard: std::sync::Mutex::default(),
+        counted: std::sync::Mutex::default(),
         repeated_blocks: AtomicUsize::new(0),
     });
     // All this took a while: the attempt may not be wanted any more, and the node may have been stopped.

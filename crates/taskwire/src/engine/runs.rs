@@ -7,11 +7,12 @@ use std::{
 
 use taskwire_core::{
     Attempt, TaskId, Version,
-    task::{Event, OnInterrupt, Spec, Task, wants},
+    task::{Event, OnInterrupt, Spec, Status, Task, wants},
 };
 use tokio::sync::watch;
 
 use super::{Engine, switch::StopSignal};
+use crate::metrics::{Metrics, OpenTask};
 
 /// One attempt that runs or is about to.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ struct RunningAttempt {
     on_interrupt: OnInterrupt,
     /// The last version of its task that this node knows.
     version: Version,
+    counted: OpenTask,
 }
 
 impl RunningAttempt {
@@ -54,13 +56,18 @@ impl Table {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Runs {
     table: Mutex<Table>,
     count: watch::Sender<usize>,
+    metrics: Arc<Metrics>,
 }
 
 impl Runs {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { table: Mutex::default(), count: watch::Sender::default(), metrics }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +89,8 @@ impl Runs {
     /// Registers a run that began before its task was made, so that it is not started again.
     pub(super) fn register(&self, id: TaskId, attempt: Attempt, stop: Arc<StopSignal>, spec: &Spec) {
         let mut table = self.lock();
-        table.insert(id, RunningAttempt { attempt, stop, on_interrupt: spec.on_interrupt, version: Version(0) });
+        let counted = self.metrics.open_task(&spec.tool, Status::Working);
+        table.insert(id, RunningAttempt { attempt, stop, on_interrupt: spec.on_interrupt, version: Version(0), counted });
         self.publish(&table);
     }
 
@@ -160,6 +168,7 @@ impl Runs {
         let mut table = self.lock();
         let running = table.running.get_mut(&task.id).map(|running| {
             running.version = running.version.max(task.version);
+            running.counted.set_status(task.status());
             running.attempt
         });
         if running == wanted || (running.is_none() && !begun) {
@@ -170,8 +179,9 @@ impl Runs {
             if task.ended.is_some() { old.stop.stop() } else { old.stop.abandon() }
         }
         if let Some(attempt) = wanted.filter(|_| begun && !table.abandoned.contains_key(&task.id)) {
+            let counted = self.metrics.open_task(&task.spec.tool, task.status());
             let (on_interrupt, version) = (task.spec.on_interrupt, task.version);
-            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt, version });
+            table.insert(task.id, RunningAttempt { attempt, stop: Arc::default(), on_interrupt, version, counted });
             engine.spawn_attempt(task.id, attempt, created.map(|created| (task.clone(), created.clone())));
         }
         self.publish(&table);

@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use self::batch::{Batch, Decided};
 use super::{
-    Engine, Failure, Inner, TaskRequest, WriterRequest, operator_log,
+    Engine, Failure, Inner, TaskRequest, WriterRequest, observe, operator_log,
     quota::Quota,
     recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
@@ -150,7 +150,7 @@ impl<S: Store> Writer<S> {
             let mut batch = self.decide_all(engine, requests).await;
             let committed = match batch.is_empty() {
                 true => Ok(Vec::new()),
-                false => self.store.commit(&batch.writes, &batch.sessions).await,
+                false => observe::commit(engine, batch.writes.len(), self.store.commit(&batch.writes, &batch.sessions)).await,
             };
             let (mut away, mut queued) = (!batch.later.is_empty(), Vec::new());
             let written = match committed {
@@ -374,10 +374,11 @@ impl<S: Store> Writer<S> {
             sessions.extend(batch.sessions.iter().filter_map(SessionChange::changed));
         }
         for write in &batch.writes {
+            observe::written(engine, write);
             if let (Some(outcome), Some((at, version))) = (&write.task.outcome, write.task.ended)
                 && version >= write.first_version
             {
-                operator_log::call_ended(&write.task.spec, Some(write.task.id), at.since(write.task.began_at()), outcome);
+                operator_log::call_ended(&write.task.spec, Some(&*write.task), at.since(write.task.began_at()), outcome);
             }
         }
         let changes: Vec<(TaskId, ChangeKind)> = batch.writes.iter().map(|write| (write.task.id, change_kind(&write.events))).collect();
@@ -394,6 +395,7 @@ impl<S: Store> Writer<S> {
             }
         }
         for decided in batch.decided {
+            observe::decided(engine, &decided.decision);
             let _ = decided.request.receipt.send(decided.decision);
         }
         for receipt in batch.session_receipts {

@@ -12,6 +12,7 @@ use super::{CallRegistry, ReplyBudget, legacy, modern};
 use crate::{
     config::Config,
     engine::Engine,
+    metrics::Readings,
     tool::{Provider, ReadyTool},
 };
 
@@ -67,12 +68,28 @@ impl Context {
 
     /// Counts one more listen stream of `caller`; none if it has reached the limit.
     pub(crate) fn listen_permit(&self, caller: &CallerId) -> Option<CallerPermit> {
-        self.listens.acquire(caller, self.config.streams_per_caller)
+        self.listens.acquire(caller, self.config.streams_per_caller).or_else(|| self.refused("streams_per_caller"))
     }
 
     /// Counts one more waiting request of `caller`; none if it has reached the limit.
     pub(crate) fn wait_permit(&self, caller: &CallerId) -> Option<CallerPermit> {
-        self.waits.acquire(caller, self.config.waiting_requests_per_caller)
+        self.waits.acquire(caller, self.config.waiting_requests_per_caller).or_else(|| self.refused("waiting_requests_per_caller"))
+    }
+
+    /// Counts that a limit has refused something.
+    fn refused<T>(&self, limit: &str) -> Option<T> {
+        self.engine.metrics().limit_reached(limit);
+        None
+    }
+
+    /// What this server counts, as text. The transport knows the rest: open connections, and bytes of bodies in memory.
+    pub(crate) async fn metrics_text(&self, connections: usize, body_bytes: usize) -> String {
+        let metrics = self.engine.metrics();
+        // Tools that nobody has called yet are told, too.
+        for tool in self.provider.tools() {
+            metrics.tool(&tool.0.name);
+        }
+        metrics.text(&Readings { sessions: self.sessions.len(), connections, body_bytes, ..self.engine.readings().await })
     }
 }
 

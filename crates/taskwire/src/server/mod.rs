@@ -135,6 +135,14 @@ impl Server {
         transport::http::accept_local(&self.0, listener, shutdown).await;
     }
 
+    /// Serves `/metrics` and nothing else on `listener`, to everybody who can reach it, until `shutdown` is ready.
+    pub async fn serve_metrics(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+        tokio::select! {
+            never = transport::scrape::accept(self.0.clone(), listener) => match never {},
+            () = shutdown => {}
+        }
+    }
+
     /// Takes over the tasks that an earlier process left. Calls that are the same can join them.
     fn recover(&self) {
         let context = Arc::downgrade(&self.0.context);

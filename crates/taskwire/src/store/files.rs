@@ -14,7 +14,7 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::Error;
+use super::{Error, Space, free_bytes};
 
 /// The database, in the data directory; SQLite names the other two.
 pub(super) const DB: &str = "tasks.db";
@@ -105,6 +105,12 @@ impl Files {
     /// Bytes of the write-ahead log.
     pub(super) fn wal_bytes(&self) -> Result<u64, Error> {
         Ok(self.found(&self.wal, WAL)?.len())
+    }
+
+    /// How much room the disk has, and how much these files take.
+    pub(super) fn space(&self) -> Space {
+        let bytes = |known: &FileIdentity| known.look().map(|found| found.len());
+        Space { free_bytes: free_bytes(&self.db.path), used_bytes: bytes(&self.db).zip(bytes(&self.wal)).map(|(db, wal)| db + wal) }
     }
 
     /// Checks that the database is there and no shorter than it must be.

@@ -41,7 +41,7 @@ pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresConfig, PostgresError, PostgresStore};
 pub(crate) use reader::at_once;
-pub use reader::{Read, Reader};
+pub use reader::{Read, Reader, Space};
 pub use session::{OutboxItem, Session, SessionChange};
 pub use sqlite::SqliteStore;
 #[cfg(feature = "postgres")]

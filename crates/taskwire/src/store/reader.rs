@@ -17,6 +17,15 @@ use super::{CallKey, Chunk, Cursor, Error, LogItem, OutboxItem, Page, Session, S
 /// What was read, at once or later. A store that need not wait allocates nothing for it.
 pub type Read<'a, T> = Either<Ready<Result<T, Error>>, BoxFuture<'a, Result<T, Error>>>;
 
+/// The room that a store has, as far as it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    /// Bytes that are free on its disk.
+    pub free_bytes: Option<u64>,
+    /// Bytes that its files take.
+    pub used_bytes: Option<u64>,
+}
+
 /// What was read at once.
 pub(crate) fn at_once<'a, T>(read: Result<T, Error>) -> Read<'a, T> {
     Either::Left(ready(read))
@@ -52,6 +61,11 @@ pub trait Reader: Send + Sync + 'static {
 
     /// Which chunks there are: the first that is kept, and the number that the next one will get.
     fn chunk_range(&self, id: TaskId) -> Read<'_, Range<Seq>>;
+
+    /// How much room there is, and how much is taken.
+    fn space(&self) -> Space {
+        Space::default()
+    }
 
     /// Who owns a task.
     fn owner(&self, id: TaskId) -> Read<'_, Option<CallerId>>;

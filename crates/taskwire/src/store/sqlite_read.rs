@@ -13,7 +13,7 @@ use taskwire_core::{
 };
 
 use super::{
-    CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, StoredEvent, UnmergedPage, Usage, at_once,
+    CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, Space, StoredEvent, UnmergedPage, Usage, at_once,
     checksum, files::Files,
 };
 
@@ -310,6 +310,10 @@ fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
 }
 
 impl Reader for SqliteReader {
+    fn space(&self) -> Space {
+        self.files.space()
+    }
+
     fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
         let read = self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;

@@ -102,6 +102,11 @@ impl BodyBudget {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How much of it is used.
+    pub(crate) fn used(&self) -> usize {
+        self.table().used
+    }
+
     /// Begins to read a body of at most `most` bytes; `head` bytes are kept besides.
     pub(crate) fn begin(
         self: &Arc<Self>,

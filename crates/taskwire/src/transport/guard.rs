@@ -50,6 +50,16 @@ pub(crate) fn check(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> R
     Ok(())
 }
 
+/// The same for an address that only tells numbers: it may be called by any address, because a page can make only a name lead here.
+pub(crate) fn check_unless_by_address(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> Result<(), Refusal> {
+    let is_address = |host: &str| host_name(host).is_some_and(|name| name.parse::<IpAddr>().is_ok());
+    let is_from_page = headers.contains_key(ORIGIN);
+    match text(headers, HOST)? {
+        Some(host) if is_address(host) && !is_from_page && target.authority().is_none() => Ok(()),
+        _ => check(target, headers, config),
+    }
+}
+
 /// The value of a header that may come only once.
 fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&HeaderValue>, Refusal> {
     let mut values = headers.get_all(&name).iter();
@@ -140,6 +150,23 @@ mod tests {
         let any = HttpConfig { allowed_hosts: vec!["*".to_owned()], allowed_origins: vec!["*".to_owned()], ..HttpConfig::default() };
         assert_eq!(asked("whatever", Some("https://whatever"), &any), None);
         assert_eq!(asked("what/ever", None, &any), Some(400), "any host, but a host");
+    }
+
+    #[test]
+    fn numbers_are_told_to_whoever_calls_by_an_address() {
+        let named = HttpConfig { allowed_hosts: vec!["taskwire".to_owned()], ..HttpConfig::default() };
+        let refused = |host: &str, origin: Option<&str>| {
+            let value = |text: &str| HeaderValue::from_str(text).expect("text");
+            let mut headers = HeaderMap::from_iter([(HOST, value(host))]);
+            headers.extend(origin.map(|origin| (ORIGIN, value(origin))));
+            check_unless_by_address(&Uri::from_static("/metrics"), &headers, &named).err().map(|refusal| refusal.status)
+        };
+        for host in ["127.0.0.1:9464", "10.1.2.3:9464", "[fd00::1]:9464", "localhost:9464", "taskwire:9464"] {
+            assert_eq!(refused(host, None), None, "{host}");
+        }
+        assert_eq!(refused("rebound.example:9464", None), Some(403));
+        assert_eq!(refused("10.1.2.3:9464", Some("http://evil.example")), Some(403), "a page that calls an address");
+        assert_eq!(refused("127.1:9464", None), Some(403), "that is a name");
     }
 
     #[test]

@@ -32,11 +32,13 @@ use super::{
     connection_slots::{ConnectionSlot, ConnectionSlots},
     guard,
     reply_body::{EventStream, ReplyBody, SlotBody},
+    scrape,
     write_timeout::{BUFFER_BYTES, WriteTimeoutIo},
 };
 use crate::{
     auth::{Unauthorized, local_caller},
     clock::Clock,
+    metrics::{Refused, RequestLabels},
     protocol::{
         ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, is_modern, legacy,
         legacy::SESSION_ID,
@@ -50,7 +52,7 @@ const NOTES_LEN: usize = 16;
 /// How many pieces wait for a stream's client to read; then senders wait. The client drives the sender, so few are enough.
 const STREAM_LEN: usize = 4;
 /// How long to wait after a failed accept (usually: too many open files).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a header costs in memory, besides its name and value.
 const HEADER_BYTES: usize = 128;
 
@@ -141,7 +143,7 @@ async fn connection(
         service_fn(move |request| {
             let (endpoint, peer, slot) = (endpoint.clone(), peer.clone(), slot.clone());
             async move {
-                let response = route(&endpoint, peer, &slot, request).await;
+                let response = counted(&endpoint, peer, &slot, request).await;
                 Ok::<_, Infallible>(response.map(|body| SlotBody::new(body, slot)))
             }
         })
@@ -199,14 +201,32 @@ fn bare(reply: Reply) -> Response<ReplyBody> {
     response
 }
 
-fn refuse(status: u16, code: i64, message: impl Into<String>) -> Response<ReplyBody> {
+pub(super) fn refuse(status: u16, code: i64, message: impl Into<String>) -> Response<ReplyBody> {
     reply_response(Reply::fault(None, &Fault::new(status, code, message)))
 }
 
-fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
+pub(super) fn plain(status: StatusCode, text: &'static str) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::text(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// Answers a request, and counts it.
+async fn counted(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let (http, clock) = (endpoint.context.engine.metrics().http(), endpoint.context.engine.clock());
+    let (labels, came) = (RequestLabels::of(request.method().as_str(), request.uri().path()), clock.monotonic());
+    let mut response = route(endpoint, peer, slot, request).await;
+    http.answered(labels, response.status().as_u16(), clock.monotonic().saturating_sub(came));
+    if let Some(why) = response.extensions_mut().remove::<Refused>() {
+        http.refused(why);
+    }
+    response
+}
+
+/// Says why a response refuses its request, for whoever counts that.
+fn because(why: Refused, mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+    response.extensions_mut().insert(why);
     response
 }
 
@@ -219,7 +239,7 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, requ
     }
     if let Some(refusal) = guard::check(request.uri(), request.headers(), &context.config.http).err().filter(|_| !peer.is_local()) {
         // Without headers for browsers, because the page may be anybody's.
-        return refuse(refusal.status, code::INVALID_REQUEST, refusal.message);
+        return because(Refused::Host, refuse(refusal.status, code::INVALID_REQUEST, refusal.message));
     }
     let origin = request.headers().get(ORIGIN).map(copied);
     let asked = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).map(copied);
@@ -245,6 +265,13 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
         ("/mcp", &Method::GET | &Method::DELETE) if !text(request.headers(), VERSION).is_some_and(is_modern) => {
             // On the heap, like everything that not every connection needs.
             Box::pin(get_or_delete(endpoint.context.clone(), &peer, slot, &request)).await
+        }
+        ("/metrics", &Method::GET | &Method::HEAD) if endpoint.context.config.metrics => {
+            match caller(&endpoint.context, &peer, request.headers()) {
+                Err(denied) => deny(denied),
+                Ok(_) if !slot.mark_busy() => slot_evicted(),
+                Ok(_) => Box::pin(scrape::respond(endpoint)).await,
+            }
         }
         ("/mcp", method) => {
             // GET and DELETE belong to sessions, which modern clients do not have.
@@ -290,7 +317,7 @@ fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerI
 fn deny(denied: Unauthorized) -> Response<ReplyBody> {
     let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
+    because(Refused::Auth, response)
 }
 
 /// GET and DELETE, which only sessions have.
@@ -397,12 +424,14 @@ impl BodyError {
     fn into_response(self, max: usize) -> Response<ReplyBody> {
         match self {
             Self::TooLarge => {
-                refuse(413, code::INVALID_REQUEST, format!("the body has more than {max} bytes (configuration key `body_bytes`)"))
+                let message = format!("the body has more than {max} bytes (configuration key `body_bytes`)");
+                because(Refused::BodyTooLarge, refuse(413, code::INVALID_REQUEST, message))
             }
             Self::BudgetExhausted => {
-                refuse(503, code::UNAVAILABLE, "the bodies being read or answered have reached `http.all_bodies_bytes`: try again")
+                let message = "the bodies being read or answered have reached `http.all_bodies_bytes`: try again";
+                because(Refused::BodiesTooLarge, refuse(503, code::UNAVAILABLE, message))
             }
-            Self::TimedOut => refuse(408, code::INVALID_REQUEST, "the body took too long to arrive"),
+            Self::TimedOut => because(Refused::SlowBody, refuse(408, code::INVALID_REQUEST, "the body took too long to arrive")),
             Self::Broken(error) => refuse(400, code::PARSE_ERROR, format!("the body could not be read: {error}")),
         }
     }
@@ -430,7 +459,8 @@ async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc
 
 /// The response to a request that was complete only when its connection had been evicted. It may not arrive.
 fn slot_evicted() -> Response<ReplyBody> {
-    refuse(503, code::UNAVAILABLE, "too many connections (configuration key `http.connections`): try again")
+    let message = "too many connections (configuration key `http.connections`): try again";
+    because(Refused::Evicted, refuse(503, code::UNAVAILABLE, message))
 }
 
 /// A response that is made while it is sent.

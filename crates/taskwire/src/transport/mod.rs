@@ -6,6 +6,7 @@ mod connection_slots;
 mod guard;
 pub(crate) mod http;
 mod reply_body;
+pub(crate) mod scrape;
 pub(crate) mod stdio;
 mod write_timeout;
 

@@ -7,9 +7,12 @@ use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::sync::Notify;
+
+use crate::metrics::Stopwatch;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The maps below are consistent between statements, so a panic elsewhere does not spoil them.
@@ -29,20 +32,23 @@ pub(crate) enum ChangeKind {
 #[derive(Debug)]
 pub(crate) struct WakeUps<K> {
     waiters: Mutex<HashMap<K, Vec<Arc<Waiter<K>>>>>,
-}
-
-impl<K> Default for WakeUps<K> {
-    fn default() -> Self {
-        Self { waiters: Mutex::default() }
-    }
+    /// Measures how long changes wait for their readers.
+    lag: Stopwatch,
 }
 
 #[derive(Debug)]
 struct Waiter<K> {
-    changed: Mutex<BTreeSet<K>>,
+    changed: Mutex<Changed<K>>,
     notify: Notify,
     /// Whether output is of interest too.
     output: bool,
+}
+
+/// What changed since a reader last looked, and when the first of it did.
+#[derive(Debug)]
+struct Changed<K> {
+    ids: BTreeSet<K>,
+    since: Duration,
 }
 
 /// What can be watched: tasks, sessions.
@@ -51,18 +57,23 @@ pub(crate) trait Key: Ord + Hash + Clone {}
 impl<K: Ord + Hash + Clone> Key for K {}
 
 impl<K: Key> WakeUps<K> {
+    pub(crate) fn new(lag: Stopwatch) -> Self {
+        Self { waiters: Mutex::default(), lag }
+    }
+
     /// Wakes the readers that watch one of `ids`. Call it only after the change is durable.
     pub(crate) fn wake(&self, ids: impl Iterator<Item = (K, ChangeKind)>) {
         let waiters = lock(&self.waiters);
         if waiters.is_empty() {
             return;
         }
+        let now = self.lag.now();
         for (id, changed) in ids {
             for waiter in waiters.get(&id).into_iter().flatten() {
                 if changed == ChangeKind::Output && !waiter.output {
                     continue;
                 }
-                lock(&waiter.changed).insert(id.clone());
+                lock(&waiter.changed).add(id.clone(), now);
                 waiter.notify.notify_one();
             }
         }
@@ -84,12 +95,22 @@ impl<K: Key> WakeUps<K> {
 
     /// Watches `ids` until the watch is dropped; for their output too, if `output`.
     pub(crate) fn watch(self: &Arc<Self>, ids: Vec<K>, output: bool) -> Watch<K> {
-        let waiter = Arc::new(Waiter { changed: Mutex::default(), notify: Notify::new(), output });
+        let changed = Mutex::new(Changed { ids: BTreeSet::new(), since: Duration::ZERO });
+        let waiter = Arc::new(Waiter { changed, notify: Notify::new(), output });
         let mut waiters = lock(&self.waiters);
         for id in &ids {
             waiters.entry(id.clone()).or_default().push(waiter.clone());
         }
         Watch { wakeups: self.clone(), waiter, ids }
+    }
+}
+
+impl<K: Key> Changed<K> {
+    fn add(&mut self, id: K, now: Duration) {
+        if self.ids.is_empty() {
+            self.since = now;
+        }
+        self.ids.insert(id);
     }
 }
 
@@ -104,7 +125,14 @@ pub(crate) struct Watch<K: Key> {
 impl<K: Key> Watch<K> {
     /// What changed since the last time.
     pub(crate) fn take(&self) -> BTreeSet<K> {
-        std::mem::take(&mut *lock(&self.waiter.changed))
+        let (ids, since) = {
+            let mut changed = lock(&self.waiter.changed);
+            (std::mem::take(&mut changed.ids), changed.since)
+        };
+        if !ids.is_empty() {
+            self.wakeups.lag.taken(since);
+        }
+        ids
     }
 
     /// Waits for a change and returns what changed since the last time.
@@ -138,10 +166,40 @@ mod tests {
     use taskwire_core::{TaskId, Timestamp, id::ID_RANDOM_BYTES};
 
     use super::*;
+    use crate::{
+        clock::{Clock, ManualClock},
+        metrics::{Feed, Metrics, Readings},
+    };
+
+    fn wakeups(metrics: &Metrics, clock: &ManualClock) -> Arc<WakeUps<TaskId>> {
+        let clock: Arc<dyn Clock> = Arc::new(clock.clone());
+        Arc::new(WakeUps::new(metrics.feed_lag(Feed::Task, &clock)))
+    }
+
+    #[tokio::test]
+    async fn how_long_the_first_change_waited_for_its_reader_is_measured() {
+        let (metrics, clock) = (Metrics::new(Timestamp::default()), ManualClock::new(Timestamp::from_millis(0)));
+        let (wakeups, id) = (wakeups(&metrics, &clock), TaskId::new(Timestamp::from_millis(1), [0; ID_RANDOM_BYTES]));
+        let watch = wakeups.watch(vec![id], false);
+        let pass = |ms| clock.advance(Duration::from_millis(ms));
+        for (since, again, until) in [(5, 20, 20), (100, 30, 0)] {
+            pass(since);
+            wakeups.wake([(id, ChangeKind::Task)].into_iter());
+            pass(again);
+            wakeups.wake([(id, ChangeKind::Task)].into_iter());
+            pass(until);
+            watch.changed().await;
+            assert!(watch.take().is_empty(), "which counts for nothing");
+        }
+        let text = metrics.text(&Readings::default());
+        for line in ["_bucket{feed=\"task\",le=\"0.025\"} 0", "_bucket{feed=\"task\",le=\"0.05\"} 2", "_sum{feed=\"task\"} 0.07"] {
+            assert!(text.contains(&format!("taskwire_feed_lag_seconds{line}\n")), "{line}: {text}");
+        }
+    }
 
     #[tokio::test]
     async fn a_watch_sees_its_own_tasks_and_leaves_nothing_behind() {
-        let wakeups = Arc::new(WakeUps::default());
+        let wakeups = wakeups(&Metrics::new(Timestamp::default()), &ManualClock::new(Timestamp::default()));
         let id = |n| TaskId::new(Timestamp::from_millis(n), [0; ID_RANDOM_BYTES]);
         let wake = |ids: &[i64], changed| wakeups.wake(ids.iter().map(|n| (id(*n), changed)));
         let (watch, output) = (wakeups.watch(vec![id(1), id(2)], false), wakeups.watch(vec![id(1)], true));

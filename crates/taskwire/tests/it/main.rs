@@ -13,6 +13,7 @@ mod idempotency;
 mod kit;
 mod legacy;
 mod listing;
+mod metrics;
 mod nodes;
 mod opt_out;
 mod output;

@@ -23,6 +23,7 @@ impl CommandRun {
             {
                 return Err(from_engine(error));
             }
+            let _waiting = engine.metrics().tool(tool).command_waits();
             let max = limit.max();
             self.ctx.status(format!("waiting for its turn: {max} of {max} are running (`concurrency`)")).await?;
             tokio::select! {

@@ -65,6 +65,11 @@ impl LeaseState {
         now + MARGIN < self.get().until
     }
 
+    /// How much is left of it.
+    pub(super) fn left(&self, now: Duration) -> Duration {
+        self.get().until.saturating_sub(now)
+    }
+
     /// How long commands of any node go on without it, at most.
     pub(super) fn orphan_after(&self) -> Duration {
         self.get().orphan_after

@@ -56,6 +56,11 @@ impl Membership {
         self.lease.holds(self.clock.monotonic())
     }
 
+    /// How much is left of the lease of this node.
+    pub(super) fn lease_left(&self) -> Duration {
+        self.lease.left(self.clock.monotonic())
+    }
+
     pub(super) fn hand_over(&self) {
         self.hands_over.store(true, Ordering::Release);
     }

@@ -6,7 +6,10 @@ use futures_util::future::join_all;
 use taskwire_core::task::{Authority, Command};
 
 use super::Membership;
-use crate::engine::{Engine, Error, NO_EPOCH, operator_log};
+use crate::{
+    engine::{Engine, Error, NO_EPOCH, operator_log},
+    metrics::Takeover,
+};
 
 /// For how long a task waits on its own node before others may take it.
 const WAITS_AT_LEAST: Duration = Duration::from_secs(1);
@@ -24,7 +27,10 @@ pub(super) async fn take(engine: &Engine, membership: &Membership) -> Result<(),
     });
     for receipt in join_all(takes).await {
         match receipt {
-            Ok(receipt) if receipt.changed => operator_log::task_taken(&receipt.task),
+            Ok(receipt) if receipt.changed => {
+                operator_log::task_taken(&receipt.task);
+                engine.metrics().task_taken_over(Takeover::Queued);
+            }
             // It has begun there, or a third node was faster.
             Ok(_) | Err(Error::Rejected(_)) => {}
             Err(error) => return Err(error),

@@ -11,6 +11,7 @@ use taskwire_core::{
 use super::{Membership, queued};
 use crate::{
     engine::{Engine, Error, NO_EPOCH, Takeover, WeakEngine, operator_log, recovery::OnRecovered},
+    metrics,
     store::StrandedTask,
 };
 
@@ -114,6 +115,7 @@ async fn take(engine: &Engine, membership: &Membership, stranded: &[StrandedTask
         match receipt {
             Ok(Ok(receipt)) if receipt.changed => {
                 operator_log::task_recovered(&receipt.task);
+                engine.metrics().task_taken_over(metrics::Takeover::Interrupted);
                 seen(Some(receipt.task)).await;
             }
             Ok(Err(wait)) => left.push((*id, wait)),

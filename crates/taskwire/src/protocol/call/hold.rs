@@ -148,7 +148,9 @@ async fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool
     if task.outcome.is_some() {
         return None;
     }
+    let tool = context.engine.metrics().tool(&task.spec.tool);
     if hold.has_unsupported_question(task) {
+        tool.hold_expired();
         return Some(payload(&followup::task_result(&context.engine, task).await));
     }
     // Do not interrupt a person who is answering, unless the server shuts down and could not take the answer.
@@ -157,6 +159,7 @@ async fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool
     if !(expired && goes_on) {
         return None;
     }
+    tool.hold_expired();
     Some(payload(&match draining {
         true => followup::shutting_down(&context.engine, task).await,
         false => followup::task_result(&context.engine, task).await,

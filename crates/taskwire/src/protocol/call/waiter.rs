@@ -506,6 +506,7 @@ impl WaitingCall {
 
     fn set_joined(&self, task: &Task) {
         let _ = self.joined_started_at.set(task.began_at());
+        self.context.engine.metrics().tool(&self.tool).call_joined();
         tracing::info!(caller = self.caller.as_str(), tool = %self.tool, task = %task.id, "a call joined the work of an earlier one");
         self.catch_up();
     }

@@ -9,7 +9,10 @@ use taskwire_core::{
 };
 
 use super::{Channel, SessionContext, find, handle_in_session, is_initialize};
-use crate::protocol::{Context, Fault, MessageSink, OnSent, Reply};
+use crate::{
+    metrics,
+    protocol::{Context, Fault, MessageSink, OnSent, Reply},
+};
 
 /// Responds to each message of a batch. Only responses are sent back, so nothing can be asked meanwhile.
 pub(crate) async fn batch(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Reply {
@@ -46,6 +49,7 @@ async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>
             Ok(message) => message,
             Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
         };
+        context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
         let out = MessageSink::closed();
         handle_in_session(context, &message, bytes, SessionContext { session, out: &out, can_stream: false, can_reconnect: true }).await
     });

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     config::ResponseMode,
     engine::{self, CallNote, Run, RunEnd},
+    metrics::Answer,
     protocol::{
         CallerPermit, Fault, OnSent, Reply,
         call::{
@@ -92,6 +93,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let params: Params<'_> = cx.read()?;
     let name = text(params.name, "name")?;
     let tool = find_tool(cx.context, &name)?;
+    cx.context.engine.metrics().begin_call(&cx.counted, &name);
     let agreed = cx.session.terms();
     let asked = params.task.filter(|_| agreed.has_tasks());
     match (asked.is_some(), tool.0.policy.task) {
@@ -114,6 +116,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let augment = asked.map(|raw| parse_task_options(raw, agreed.modes.is_some())).transpose()?;
     let (arguments, raw_arguments) = calls::arguments(&tool, params.arguments)?;
     if let Some(misfit) = invalid_arguments(&tool, &arguments) {
+        cx.counted.answered(Answer::Invalid);
         let Outcome::Completed { result, .. } = misfit.into_outcome() else { return Err(Fault::internal("a misfit is a result")) };
         if augment.is_none() {
             return Ok(cx.reply(render::call_result(&result, None, None)));
@@ -204,6 +207,7 @@ impl Call<'_, '_> {
     }
 
     fn task_reply(&self, task: &Task, choice: Choice, on_announced: Option<OnSent>) -> Reply {
+        self.cx.counted.answered(Answer::Task);
         let mut meta = Map::new();
         if let Some(text) = &self.tool.0.policy.immediate_response {
             meta.insert(IMMEDIATE_RESPONSE.to_owned(), (&**text).into());
@@ -241,6 +245,9 @@ impl Call<'_, '_> {
                 let settled = wait::run(cx.context, &mut unstarted, None, None, &mut task_call).await.inspect_err(|_| {
                     run.cancel("the task could not be made");
                 })?;
+                if matches!(settled, Settled::Ended { .. }) {
+                    cx.counted.answered(Answer::Immediate);
+                }
                 match settled {
                     Settled::Task(task) => {
                         // A task counts against its own limit, and no longer as a waiting request.
@@ -315,6 +322,7 @@ impl Call<'_, '_> {
             // An earlier call under the same key wanted no stream.
             return Ok(self.task_reply(task, choice, on_announced));
         }
+        cx.counted.answered(Answer::Task);
         if let Some((_open, request)) = reserved {
             let stream = task_stream::task_stream_id(StreamKind::Streaming, task, cx.id);
             let tail = TaskStream::new(cx.context, cx.session, cx.out, stream, None, task).for_request(&request).on_announced(on_announced);

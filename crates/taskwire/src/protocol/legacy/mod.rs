@@ -46,6 +46,7 @@ use super::{
 };
 use crate::{
     engine,
+    metrics::{self, Answer, CallCount},
     tool::{REFUSED, check_answer},
 };
 
@@ -86,6 +87,8 @@ struct Cx<'a> {
     can_stream: bool,
     /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
+    /// Counts the request, if it is a call.
+    counted: CallCount,
 }
 
 impl Cx<'_> {
@@ -118,6 +121,9 @@ impl Cx<'_> {
     /// The response after a stream has ended: nothing more, or why it could not begin.
     fn stream_reply(&self, ended: Result<bool, StreamEnd>, request: RequestGuard) -> Result<Reply, Fault> {
         if matches!(ended, Ok(true)) {
+            if !request.is_cancelled() {
+                self.counted.answered(Answer::Held);
+            }
             request.responded();
         }
         match ended {
@@ -161,6 +167,7 @@ pub(crate) async fn initialize(
     bytes: &[u8],
     origin: MessageSource<'_>,
 ) -> (Reply, Option<Arc<Session>>) {
+    context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let Some(id) = &message.id else { return (Reply::accepted(), None) };
     match open_session(context, message, bytes, origin).await {
         Ok(session) => {
@@ -196,6 +203,7 @@ async fn open_session(
 
 /// Responds to one message of a session, read from `bytes`.
 pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+    context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let found;
     let within = match origin.channel {
         Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version).await {
@@ -244,7 +252,9 @@ async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, by
             Ok(Reply::accepted())
         }
         (Some(method), Some(id)) => {
-            handle_request(&Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches }, method).await
+            let counted = context.engine.metrics().call(metrics::Era::Legacy);
+            let cx = Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, counted };
+            handle_request(&cx, method).await
         }
     };
     answered.unwrap_or_else(|fault| refused(message, fault))
@@ -254,7 +264,7 @@ async fn handle_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
     let tasks = cx.session.terms().has_tasks();
     let object = match method {
         "ping" => Object::open(),
-        "tools/call" => return call::call(cx).await,
+        "tools/call" => return call::call(cx).await.inspect_err(|_| cx.counted.answered(Answer::Error)),
         "tasks/result" if tasks => return tasks::result(cx).await,
         "tasks/get" if tasks => tasks::get(cx).await?,
         "tasks/cancel" if tasks => tasks::cancel(cx).await?,

@@ -281,6 +281,10 @@ impl Sessions {
         map.entry(session.id.clone()).or_insert_with(|| Arc::new(session)).clone()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.map().len()
+    }
+
     /// The session of this id, if it is the caller's and has not expired.
     pub(super) async fn find(&self, context: &Arc<Context>, caller: &CallerId, name: &str) -> Result<Arc<Session>, Fault> {
         let gone = || {

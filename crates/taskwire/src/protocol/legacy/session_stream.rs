@@ -13,7 +13,7 @@ use super::{
     task_stream::{UNLOGGED_LEN, is_open},
 };
 use crate::{
-    engine,
+    engine, metrics,
     protocol::{
         Context, MessageSink,
         json::Object,
@@ -129,6 +129,7 @@ impl Drop for SharedStreamGuard {
 
 /// Sends a session its outbox from a cursor on; without one, from where the last session stream was.
 pub(super) async fn run(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink, from: Option<SessionCursor>) {
+    let _counted = context.engine.metrics().stream(metrics::Stream::Session);
     let (unlogged, mut unlogged_messages) = mpsc::channel(UNLOGGED_LEN);
     let token = StreamToken { session, token: Some(Arc::default()) };
     let (mut delivered, replaced) = session.begin_session_stream(token.get(), from.is_some(), unlogged);

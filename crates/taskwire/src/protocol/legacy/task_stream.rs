@@ -26,6 +26,7 @@ use super::{
 use crate::{
     clock::Sleep,
     engine::{self, CallNote},
+    metrics,
     protocol::{
         Context, Fault, MessageSink,
         call::{
@@ -180,6 +181,7 @@ impl<'a> TaskStream<'a> {
 
     /// Runs until the response is sent, or the stream ends otherwise; says whether nothing is left of it.
     pub(super) async fn run(mut self) -> Result<bool, StreamEnd> {
+        let _counted = self.context.engine.metrics().stream(metrics::Stream::Task);
         let ended = self.run_to_answer().await;
         if ended.is_ok() && self.id.kind == StreamKind::Result {
             // The stream was not cut off, so its client knows what it has.

@@ -25,6 +25,7 @@ use crate::{
     clock::Sleep,
     engine::{CallNote, Continuation, RunEnd, UnstartedRun},
     followup,
+    metrics::Answer,
     protocol::{
         Fault,
         call::{
@@ -65,6 +66,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let name = text(cx.params.name, "name")?;
     let name = &*name;
     let tool = find_tool(cx.context, name)?;
+    cx.context.engine.metrics().begin_call(&cx.counted, name);
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
@@ -85,6 +87,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
         return resume_with_answers(cx, &binding, id, resumed, wait).await;
     }
     if let Some(misfit) = invalid_arguments(&tool, &arguments) {
+        cx.counted.answered(Answer::Invalid);
         return Ok(outcome_result(cx, &misfit.into_outcome())?.into());
     }
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
@@ -140,6 +143,7 @@ async fn run(
     forwarder.forward_rest().await;
     match settled {
         Settled::Ended { end: RunEnd::Outcome(outcome), at_once } => {
+            cx.counted.answered(Answer::Immediate);
             let result = match hold::loose_failure_result(cx.context, &plan.spec, &outcome) {
                 Some(result) => Ok(complete_result(&result, cx.context)),
                 None => outcome_result(cx, &outcome),
@@ -165,7 +169,10 @@ async fn run(
         },
         Settled::Task(task) if wait.promote_delay.is_some() => Ok(handle(cx, &task, waiter)),
         Settled::Task(task) => wait_for_task(cx, binding, task.id, false, forwarder, waiter).await,
-        Settled::TaskLimit(result) => Ok(complete_result(&result, cx.context).into()),
+        Settled::TaskLimit(result) => {
+            cx.counted.answered(Answer::Held);
+            Ok(complete_result(&result, cx.context).into())
+        }
         Settled::Gone => Err(Fault::internal("nobody waits for the call")),
     }
 }
@@ -184,7 +191,10 @@ async fn wait_for_task(
     let waited = wait::follow(cx.context, id, &waiter, forwarder.wait.hold, &mut forwarder).await;
     forwarder.forward_rest().await;
     match waited? {
-        Waited::Ended(task) => ended_task_result(cx, &task, waiter).await,
+        Waited::Ended(task) => {
+            cx.counted.answered(Answer::Held);
+            ended_task_result(cx, &task, waiter).await
+        }
         Waited::Handle(task) => Ok(handle(cx, &task, waiter)),
         Waited::Questions(task) => {
             let questions = task.open_questions().map(|(key, request)| (key.as_str(), request));
@@ -192,6 +202,7 @@ async fn wait_for_task(
             Ok(MethodResult { result, on_sent: Some(waiter.on_response_sent(false)) })
         }
         Waited::HoldExpired(result) => {
+            cx.counted.answered(Answer::Held);
             Ok(MethodResult { result: complete_result(&result, cx.context).end(), on_sent: Some(waiter.on_response_sent(false)) })
         }
         Waited::Gone => Err(Fault::internal("nobody waits for the call")),
@@ -245,6 +256,7 @@ async fn resume_with_answers(
 
 /// The task as the result. If it does not reach the client, the task lingers.
 fn handle(cx: &Cx<'_>, task: &Task, waiter: Waiter) -> MethodResult {
+    cx.counted.answered(Answer::Task);
     let object = with_info(typed("task"), cx.context);
     let now = cx.context.engine.clock().now();
     let result = render::task(object, task, now, cx.context.config.poll_interval).end();
@@ -294,6 +306,7 @@ fn input_required<'a>(
     questions: impl Iterator<Item = (&'a str, &'a Payload)>,
     carried: RequestState,
 ) -> Object {
+    cx.counted.answered(Answer::Asked);
     let object = with_info(typed("input_required"), cx.context).raw("inputRequests", &render::requests(questions));
     let until = cx.context.engine.clock().now().after(STATE_GOOD_FOR);
     object.put("requestState", &binding.seal(carried, until))

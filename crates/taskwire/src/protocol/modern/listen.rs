@@ -22,7 +22,7 @@ use super::{
     render,
 };
 use crate::{
-    engine,
+    engine, metrics,
     protocol::{
         Fault,
         log::{self, AWAY_PAUSE, Next, StreamEnd},
@@ -91,6 +91,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
         .context
         .listen_permit(cx.caller)
         .ok_or_else(|| Fault::limit(format!("you have {max} listen streams open already (configuration key `streams_per_caller`)")))?;
+    let _counted = cx.context.engine.metrics().stream(metrics::Stream::Listen);
     let mut changes = cx.context.provider.changes();
     let seen = ListVersions::of(&changes.borrow_and_update(), &filter);
     // Watch first, then read: no change can fall between.

@@ -30,7 +30,10 @@ use self::{
 };
 pub(crate) use self::{json::server_meta, render::TaskJsonCache};
 use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply};
-use crate::protocol::Context;
+use crate::{
+    metrics::{self, Answer, CallCount},
+    protocol::Context,
+};
 
 const VERSIONS: [&str; 1] = ["2026-07-28"];
 const TASKS: &str = "io.modelcontextprotocol/tasks";
@@ -49,6 +52,8 @@ struct Cx<'a> {
     headers: Option<HeaderMap>,
     out: &'a MessageSink,
     peer: &'a Peer,
+    /// Counts the request, if it is a call.
+    counted: CallCount,
 }
 
 impl Cx<'_> {
@@ -119,6 +124,7 @@ pub(crate) struct MessageSource<'a> {
 }
 
 pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
+    context.engine.metrics().request(metrics::Era::Modern, message.method.as_deref());
     let Some(method) = message.method.as_deref() else {
         let fault = Fault::new(400, code::INVALID_REQUEST, "clients send requests and notifications, no responses");
         return Reply::fault(None, &fault);
@@ -152,10 +158,11 @@ async fn respond(
         return Err(unsupported(&meta.version));
     }
     let headers = headers.filter(|_| method == "tools/call");
-    let cx = Cx { context, caller, id, meta, params, raw_params: text, headers, out, peer };
+    let counted = context.engine.metrics().call(metrics::Era::Modern);
+    let cx = Cx { context, caller, id, meta, params, raw_params: text, headers, out, peer, counted };
     match method {
         // It is the largest by far: in memory of its own, the others do not keep room for it while they wait.
-        "tools/call" => Box::pin(call::call(&cx)).await,
+        "tools/call" => Box::pin(call::call(&cx)).await.inspect_err(|_| cx.counted.answered(Answer::Error)),
         "tasks/get" => tasks::get(&cx).await,
         "tasks/update" => tasks::update(&cx).await,
         "tasks/cancel" => tasks::cancel(&cx).await,

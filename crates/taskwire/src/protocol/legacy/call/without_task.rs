@@ -14,6 +14,7 @@ use super::{Call, NOTES_MAX};
 use crate::{
     clock::Sleep,
     engine::{self, CallNote, RunEnd},
+    metrics::Answer,
     protocol::{
         Fault, Reply,
         call::{
@@ -169,6 +170,7 @@ impl Call<'_, '_> {
         let inbox = call_notes.inbox;
         match settled {
             Settled::TaskLimit(result) => {
+                cx.counted.answered(Answer::Held);
                 request.responded();
                 Ok(cx.reply(render::call_result(&result, None, None)))
             }
@@ -228,6 +230,9 @@ impl Call<'_, '_> {
             }
         }
         let cancelled = request.is_cancelled();
+        if !cancelled {
+            cx.counted.answered(Answer::Immediate);
+        }
         request.responded();
         if hold::is_followup(cx.context, &self.tool) {
             cx.context.calls.followed_up(cx.context, &cx.session.caller, &self.arguments).await;
@@ -259,6 +264,9 @@ impl Call<'_, '_> {
         if !cx.can_stream {
             let mut hearing = self.open_notes(&request, Some(inbox));
             let waited = wait::follow(cx.context, task.id, &waiter, hold, &mut hearing).await;
+            if matches!(waited, Ok(Waited::Ended(_) | Waited::HoldExpired(_))) {
+                cx.counted.answered(Answer::Held);
+            }
             request.responded();
             return match waited? {
                 Waited::Ended(task) => match outcome::result(cx.context, &task, false, Some(&waiter)).await {
