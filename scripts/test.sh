@@ -24,7 +24,7 @@ cargo fmt --all --check
 
 step "lints"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
-for features in client server client,ledger client,oauth client,server postgres; do
+for features in client server client,ledger client,oauth client,server oauth-server postgres; do
   cargo clippy -p taskwire --no-default-features --features "$features" --quiet -- -D warnings
 done
 
@@ -39,6 +39,8 @@ without client rmcp
 without server rmcp
 without server reqwest
 without server tokio-postgres
+without server jsonwebtoken
+without oauth-server reqwest
 
 step "unit and integration tests"
 if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locked cargo-nextest; fi
@@ -62,6 +64,9 @@ TASKWIRE_BIN=$PWD/target/debug/taskwire SLOW_SECONDS=8 HANGUP_SECONDS=13 bash sc
 
 step "real servers"
 bash scripts/servers.sh
+
+step "a real authorization server"
+bash scripts/authorization.sh
 
 [[ ${#run_ignored[@]} != 0 ]] || echo "LEFT OUT: every test that needs PostgreSQL (TASKWIRE_PG=skip)"
 step "done"

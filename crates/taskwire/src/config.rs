@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    auth::{Authenticate, Tokens},
+    auth::{Authenticate, Callers},
     engine,
 };
 
@@ -100,7 +100,7 @@ impl Default for Config {
             read_bytes: 1024 * 1024,
             requests_per_stream: 1_000,
             body_bytes: 4 * 1024 * 1024,
-            auth: Arc::new(Tokens::default()),
+            auth: Arc::new(Callers::default()),
             http: HttpConfig::default(),
             metrics: true,
             legacy: LegacyConfig::default(),

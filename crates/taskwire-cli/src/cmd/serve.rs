@@ -370,12 +370,14 @@ async fn retry_while_in_use<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut
     take().await
 }
 
-/// The address to listen on. Without tokens every client is trusted, so then only loopback is allowed.
+/// The address to listen on. Where nobody must show who they are every client is trusted, so then only loopback is allowed.
 fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     let mut addresses = config.listen.to_socket_addrs().with_context(|| format!("`{}` is not an address to listen on", config.listen))?;
     let address = addresses.next().with_context(|| format!("`{}` has no address", config.listen))?;
-    if !address.ip().is_loopback() && config.auth.tokens.is_empty() {
-        bail!("{address} can be reached from other machines, and nobody needs a token: set `[auth] tokens`, or listen on 127.0.0.1");
+    if !address.ip().is_loopback() && !config.auth.is_required() {
+        bail!(
+            "{address} can be reached from other machines, and nobody needs a token: set `[auth] tokens` or `issuers`, or listen on 127.0.0.1"
+        );
     }
     Ok(address)
 }
@@ -405,7 +407,7 @@ fn banner(
         Some(command) => Some(example(command)),
         None => config.demo.then(|| "countdown from=5".to_owned()),
     };
-    if let Some(example) = example.filter(|_| config.auth.tokens.is_empty()) {
+    if let Some(example) = example.filter(|_| !config.auth.is_required()) {
         text.push_str(&format!("  try it    taskwire call http://{address}/mcp {example}\n"));
     }
     text

@@ -87,7 +87,7 @@ fn suggestion(path: &[String], value: &DeValue<'_>, expected: &str) -> Option<St
     let key = path.iter().rev().find(|step| step.parse::<usize>().is_err())?;
     // As it could stand in the file. Messages go to logs, and tokens must not.
     let written = match value {
-        _ if path.iter().any(|step| step.contains("token")) => None,
+        _ if path.iter().any(|step| step.contains("token") || step.contains("secret")) => None,
         DeValue::String(text) => Some(quoted(text)),
         DeValue::Integer(number) => Some(number.to_string()),
         DeValue::Float(number) => Some(number.to_string()),

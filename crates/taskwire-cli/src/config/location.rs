@@ -69,13 +69,13 @@ fn line_and_column(text: &str, at: usize) -> (usize, usize) {
 
 /// An error message with the location and the line itself.
 ///
-/// A line with a token is not shown: messages go to logs.
+/// A line with a token or another secret is not shown: messages go to logs.
 pub(crate) fn complaint(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let Some(span) = span else { return message.to_owned() };
     let (number, column) = line_and_column(text, span.start);
     let content = text.split('\n').nth(number - 1).unwrap_or_default().trim_end_matches('\r');
     let location = format!("line {number}, column {column}");
-    if content.contains("token") {
+    if content.contains("token") || content.contains("secret") {
         return format!("{location}\n{message}");
     }
     // Of a very long line, show what is around the location.

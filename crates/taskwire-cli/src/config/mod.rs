@@ -29,7 +29,7 @@ use taskwire::{
     store::PostgresConfig,
 };
 
-use auth::AuthTable;
+use auth::{AuthTable, SecretSources};
 use limits::LimitsTable;
 use location::Source;
 pub(crate) use location::parse_toml;
@@ -49,7 +49,7 @@ const FOLLOW_UP_TOOLS: [&str; 5] = ["task_wait", "task_output", "task_answer", "
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The address that the server listens on. An address beyond loopback needs `auth.tokens`. Default: `"127.0.0.1:8787"`.
+    /// The address that the server listens on. An address beyond loopback needs `[auth]`. Default: `"127.0.0.1:8787"`.
     pub(crate) listen: String,
     /// The data directory, relative to this file. Default: `".taskwire"`.
     pub(crate) data: PathBuf,
@@ -324,6 +324,12 @@ impl Config {
         Ok(())
     }
 
+    /// The names of all tools that there will be.
+    fn tool_names(&self) -> Vec<&str> {
+        let demo = crate::demo::NAMES.into_iter().filter(|_| self.demo);
+        self.tool.iter().map(|tool| tool.name.as_str()).chain(demo).chain(FOLLOW_UP_TOOLS).collect()
+    }
+
     /// Where tasks are kept.
     pub(crate) fn store(&self) -> anyhow::Result<StoreKind> {
         // Without the line of the file: it may have a password.
@@ -348,15 +354,17 @@ impl Config {
 
     /// The library's configuration.
     pub(crate) fn to_server_config(&self) -> anyhow::Result<server::Config> {
-        self.to_server_config_with(|name| std::env::var(name).ok())
+        let beside = |path: &Path| std::fs::read_to_string(base(&self.source.path).join(path));
+        self.to_server_config_with(&SecretSources { variable: &|name| std::env::var(name).ok(), file: &beside })
     }
 
-    /// Whether a server could run with it where the variables of the tokens are set.
+    /// Whether a server could run with it where the variables and files that secrets come from are there.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        self.to_server_config_with(|_| Some("set by then".to_owned())).map(drop)
+        let by_then = || "there by then".to_owned();
+        self.to_server_config_with(&SecretSources { variable: &|_| Some(by_then()), file: &|_| Ok(by_then()) }).map(drop)
     }
 
-    fn to_server_config_with(&self, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<server::Config> {
+    fn to_server_config_with(&self, secrets: &SecretSources<'_>) -> anyhow::Result<server::Config> {
         let mut config = server::Config { instructions: self.instructions.clone(), ..server::Config::default() };
         set(&mut config.promote_after, self.promote_after.map(|span| span.0));
         set(&mut config.poll_interval, self.poll_interval.map(|span| span.0));
@@ -404,8 +412,12 @@ impl Config {
         set(&mut config.hold, self.hold.map(|span| span.0));
         set(&mut config.followups, self.followups);
         set(&mut config.inline_bytes, self.inline_bytes);
-        let tokens = self.auth.resolve(env).map_err(|(n, message)| self.refuse(&["auth", "tokens", &n.to_string()], &message))?;
-        config.auth = Arc::new(tokens);
+        let (callers, host) = self.auth.resolve(secrets, &self.tool_names()).map_err(|misfit| {
+            let path: Vec<&str> = ["auth"].into_iter().chain(misfit.path.iter().map(String::as_str)).collect();
+            self.refuse(&path, &misfit.message)
+        })?;
+        config.auth = Arc::new(callers);
+        config.http.allowed_hosts.extend(host);
         config.metrics = self.metrics.is_enabled();
         self.metrics.address().map_err(|message| self.refuse(&["metrics", "listen"], &message))?;
         check(&config).map_err(|(key, reason)| {
@@ -483,8 +495,6 @@ fn base(file: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
-    use taskwire::server::Authenticate as _;
-
     use super::*;
 
     fn parsed(text: &str) -> anyhow::Result<Config> {
@@ -567,25 +577,5 @@ mod tests {
         }
         let large = parsed("body_bytes = 100000000").expect("valid").to_server_config().expect("usable");
         assert_eq!(large.http.all_bodies_bytes, 100_000_000, "there is room for one such message");
-    }
-
-    #[test]
-    fn tokens_come_from_the_file_or_the_environment() {
-        let table = "[auth]\ntokens = [{ token = \"env:T\", caller = \"ci\" }, { token = \"plain\", caller = \"me\" }]";
-        let config = parsed(table).expect("valid");
-        let auth = config.auth.resolve(|name| (name == "T").then(|| "secret\n".to_owned())).expect("resolved");
-        assert_eq!(auth.caller(Some(b"Bearer secret")).expect("known").as_str(), "ci");
-        assert_eq!(auth.caller(Some(b"Bearer plain")).expect("known").as_str(), "me");
-        let missing = config.auth.resolve(|_| None).expect_err("not set");
-        assert!(missing.0 == 0 && missing.1.contains("$T"), "{missing:?}");
-        assert_eq!(config.auth.variables().collect::<Vec<_>>(), ["T"]);
-        assert!(!format!("{config:?}").contains("plain"), "tokens are not for logs");
-    }
-
-    #[test]
-    fn a_token_that_is_missing_has_its_place_and_is_not_shown() {
-        let config = parsed("[auth]\ntokens = [\n  { token = \"\", caller = \"x\" },\n]").expect("valid");
-        let error = format!("{:#}", config.to_server_config().expect_err("of no use"));
-        assert!(error.starts_with("taskwire.toml cannot be used: line 3, column 3\neach of `auth.tokens`"), "{error}");
     }
 }

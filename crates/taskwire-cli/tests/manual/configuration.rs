@@ -7,7 +7,12 @@ use serde::de::DeserializeOwned;
 use taskwire::{command::Definition, server};
 
 use super::{
-    Config, HttpTable, LegacyTable, auth::AuthTable, limits::LimitsTable, metrics::MetricsTable, postgres::PostgresTable, tool::ToolTable,
+    Config, HttpTable, LegacyTable,
+    auth::{AuthTable, IntrospectionTable, IssuerTable, TokenTable, TrustedProxyTable},
+    limits::LimitsTable,
+    metrics::MetricsTable,
+    postgres::PostgresTable,
+    tool::ToolTable,
 };
 use crate::{
     client::client_config::{ConfigFile, ServerSettings},
@@ -15,6 +20,7 @@ use crate::{
 };
 
 const SERVER_SOURCE: &str = include_str!("../../src/config/mod.rs");
+const AUTH_SOURCE: &str = include_str!("../../src/config/auth.rs");
 const CLIENT_SOURCE: &str = include_str!("../../src/client/client_config.rs");
 
 const HEAD: &str = "# Configuration reference
@@ -71,7 +77,32 @@ const AUTH: &str = "
 tokens = [{ token = \"env:TASKWIRE_TOKEN\", caller = \"ci\" }]
 ```
 
-[Operating](operating.md#callers-and-tokens) says what a caller may see.
+Without any of `tokens`, `issuers` and `trusted_proxy`, everybody who reaches the server is one caller. [Operating](operating.md#who-may-call)
+has examples, and says what a caller may see.
+";
+
+const TOKENS: &str = "
+### `[[auth.tokens]]`
+
+Each is a token that the server knows. They can stand in one line, as above.
+";
+
+const ISSUERS: &str = "
+### `[[auth.issuers]]`
+
+Each is an authorization server whose tokens the server takes (OAuth 2.1).
+";
+
+const INTROSPECTION: &str = "
+### `[auth.issuers.introspection]`
+
+For an issuer that is asked about each token, in place of checking signatures.
+";
+
+const TRUSTED_PROXY: &str = "
+### `[auth.trusted_proxy]`
+
+For a proxy that knows its callers. The caller is `proxy:` and the name that the proxy gives.
 ";
 
 const METRICS: &str = "
@@ -192,11 +223,12 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "usize" | "u64" => "number",
         "Value" => "several kinds",
         "Secret" if name == "store" => "`\"\"`, `\"memory:\"` or a URL",
-        "Secret" => "URL",
+        "Secret" if name.ends_with("url") => "URL",
+        "Secret" => "text",
         "Vec<String>" => "list of texts",
         "Vec<i32>" => "list of numbers",
         "Vec<Value>" => "list",
-        "Vec<Token>" => "list of tables",
+        "BTreeMap<String, Vec<String>>" => "table of lists",
         "Map<String, Value>" | "BTreeMap<String, String>" => "table",
         words => return words_of::<T>(name, words),
     };
@@ -230,8 +262,8 @@ fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 7] {
         (POSTGRES, "[postgres]\n", keys::<PostgresTable>(include_str!("../../src/config/postgres.rs"), "PostgresTable")),
         (HTTP, "[http]\n", keys::<HttpTable>(SERVER_SOURCE, "HttpTable")),
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
-        (AUTH, "[auth]\n", keys::<AuthTable>(include_str!("../../src/config/auth.rs"), "AuthTable")),
         (METRICS, "[metrics]\n", keys::<MetricsTable>(include_str!("../../src/config/metrics.rs"), "MetricsTable")),
+        (AUTH, "[auth]\n", keys::<AuthTable>(AUTH_SOURCE, "AuthTable")),
     ]
 }
 
@@ -254,6 +286,10 @@ fn the_configuration_reference_is_what_the_source_says() {
     for (words, _, keys) in server_tables() {
         add(&mut page, words, &keys);
     }
+    add(&mut page, TOKENS, &keys::<TokenTable>(AUTH_SOURCE, "TokenTable"));
+    add(&mut page, ISSUERS, &keys::<IssuerTable>(AUTH_SOURCE, "IssuerTable"));
+    add(&mut page, INTROSPECTION, &keys::<IntrospectionTable>(AUTH_SOURCE, "IntrospectionTable"));
+    add(&mut page, TRUSTED_PROXY, &keys::<TrustedProxyTable>(AUTH_SOURCE, "TrustedProxyTable"));
     add(&mut page, TOOL, &tool_keys());
     add(&mut page, CLIENT, &keys::<ConfigFile>(CLIENT_SOURCE, "ConfigFile"));
     add(&mut page, KNOWN, &keys::<ServerSettings>(CLIENT_SOURCE, "ServerSettings"));

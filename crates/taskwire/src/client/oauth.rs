@@ -292,6 +292,7 @@ impl OAuth {
                     return Ok(false);
                 }
                 manager.configure_client(self.config(&identity)).map_err(auth_error)?;
+                self.renew_as_granted(&mut manager, &metadata);
                 manager
             }
         };
@@ -346,9 +347,21 @@ impl OAuth {
             self.store.forget_token().await;
             return Err(Error::Auth(format!("the authorization server issues tokens of the kind `{kind}`, which cannot be used here")));
         }
+        self.renew_as_granted(&mut manager, &metadata);
         flow.manager = Some(manager);
         flow.origin = Origin::Granted;
         Ok(())
+    }
+
+    /// Makes renewals ask for the scopes that were granted. rmcp adds the one for refresh tokens wherever it is offered, and some servers
+    /// refuse what they did not grant.
+    fn renew_as_granted(&self, manager: &mut AuthorizationManager, metadata: &AuthorizationMetadata) {
+        let is_granted = self.store.scopes().iter().any(|scope| scope == OFFLINE);
+        let mut metadata = metadata.clone();
+        if let Some(offered) = metadata.scopes_supported.as_mut().filter(|_| !is_granted) {
+            offered.retain(|scope| scope != OFFLINE);
+            manager.set_metadata(metadata);
+        }
     }
 
     async fn by_consent(

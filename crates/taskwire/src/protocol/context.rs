@@ -8,8 +8,9 @@ use std::{
 use taskwire_core::CallerId;
 use tokio::sync::watch;
 
-use super::{CallRegistry, ReplyBudget, legacy, modern};
+use super::{CallRegistry, Fault, ReplyBudget, legacy, modern};
 use crate::{
+    auth::{Identity, challenge},
     config::Config,
     engine::Engine,
     metrics::Readings,
@@ -64,6 +65,14 @@ impl Context {
 
     pub(crate) async fn shutdown_began(&self) {
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+
+    /// Refuses what a caller's scopes do not allow: this method, or a call of this tool. The error names all scopes that it needs.
+    pub(crate) fn authorize(&self, identity: &Identity, method: &str, tool: Option<&str>) -> Result<(), Fault> {
+        let auth = &*self.config.auth;
+        let Some(needed) = auth.scope_rules().lacking(&identity.scopes, method, tool) else { return Ok(()) };
+        let message = format!("your token lacks a scope: this needs `{needed}`");
+        Err(Fault::challenged(403, message, Some(challenge::for_scopes(auth, &needed))))
     }
 
     /// Counts one more listen stream of `caller`; none if it has reached the limit.

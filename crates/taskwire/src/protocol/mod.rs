@@ -26,6 +26,32 @@ const LIST: &str = "dev.taskwire/list";
 /// Extension: output while the tool produces it. A client that does not declare it sees nothing of it (invariant I10).
 const PARTIALS: &str = "dev.taskwire/partials";
 
+/// The methods of requests, of both eras: what a rule for scopes can be for.
+pub const METHODS: [&str; 22] = [
+    "completion/complete",
+    "dev.taskwire/partials/read",
+    "dev.taskwire/tasks/list",
+    "initialize",
+    "logging/setLevel",
+    "ping",
+    "prompts/get",
+    "prompts/list",
+    "resources/list",
+    "resources/read",
+    "resources/subscribe",
+    "resources/templates/list",
+    "resources/unsubscribe",
+    "server/discover",
+    "subscriptions/listen",
+    "tasks/cancel",
+    "tasks/get",
+    "tasks/list",
+    "tasks/result",
+    "tasks/update",
+    "tools/call",
+    "tools/list",
+];
+
 pub(crate) use call::on_cancelled;
 pub(crate) use call::waiter::CallRegistry;
 pub(crate) use context::{CallerPermit, Context};

@@ -1,7 +1,9 @@
-//! What the server remembers of one connection: the last status it sent of each task, so that it can delay a poll that comes too early.
+//! What the server knows of one connection: where it comes from, and the last status it sent of each task, so that it can delay a poll
+//! that comes too early.
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Mutex, PoisonError},
 };
 
@@ -15,6 +17,8 @@ pub(crate) struct Peer {
     last_status: Mutex<HashMap<TaskId, LastStatus>>,
     /// Whether it is a process of the same user, on a socket that only this user can open.
     local: bool,
+    /// The address at its other end, if it is one of the network.
+    address: Option<IpAddr>,
 }
 
 /// When a status of a task was sent, and which.
@@ -28,6 +32,14 @@ pub(crate) struct LastStatus {
 impl Peer {
     pub(crate) fn local() -> Self {
         Self { local: true, ..Self::default() }
+    }
+
+    pub(crate) fn at(address: IpAddr) -> Self {
+        Self { address: Some(address), ..Self::default() }
+    }
+
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     pub(crate) fn is_local(&self) -> bool {

@@ -19,11 +19,13 @@ pub(crate) struct Reply {
     pub(crate) on_sent: Option<OnSent>,
     /// The session that this response begins.
     pub(crate) session: Option<SessionId>,
+    /// What `WWW-Authenticate` tells a client whose token is not enough.
+    pub(crate) challenge: Option<Box<str>>,
 }
 
 impl Reply {
     pub(crate) fn new(status: u16, body: Vec<u8>) -> Self {
-        Self { status, body: body.into(), on_sent: None, session: None }
+        Self { status, body: body.into(), on_sent: None, session: None, challenge: None }
     }
 
     pub(crate) fn result(id: &RequestId, result: &[u8]) -> Self {
@@ -61,7 +63,7 @@ impl Reply {
         if let Err(error) = write_error(&mut body, id, &fault.error) {
             tracing::error!(%error, "an error could not be written");
         }
-        Self::new(fault.status, body)
+        Self { challenge: fault.challenge.clone(), ..Self::new(fault.status, body) }
     }
 
     /// A handler panicked; the panic has been printed.
@@ -110,11 +112,17 @@ impl Drop for OnSent {
 pub(crate) struct Fault {
     pub(crate) status: u16,
     pub(crate) error: RpcError,
+    /// What `WWW-Authenticate` tells a client whose token is not enough.
+    pub(crate) challenge: Option<Box<str>>,
 }
 
 impl Fault {
     pub(crate) fn new(status: u16, code: i64, message: impl Into<String>) -> Self {
-        Self { status, error: RpcError { code, message: message.into(), data: None } }
+        Self::of(status, RpcError { code, message: message.into(), data: None })
+    }
+
+    pub(crate) fn of(status: u16, error: RpcError) -> Self {
+        Self { status, error, challenge: None }
     }
 
     pub(crate) fn with_data(mut self, data: Value) -> Self {
@@ -145,6 +153,11 @@ impl Fault {
             .with_data(serde_json::json!({ "requiredCapabilities": required }))
     }
 
+    /// The token of the request is not enough, for a reason that the challenge says too.
+    pub(crate) fn challenged(status: u16, message: impl Into<String>, challenge: Option<String>) -> Self {
+        Self { challenge: challenge.map(Into::into), ..Self::new(status, code::INVALID_REQUEST, message) }
+    }
+
     /// A limit of simultaneous requests is reached; the client may retry soon.
     pub(crate) fn busy(message: impl Into<String>) -> Self {
         Self::new(429, code::LIMIT_REACHED, message)
@@ -158,7 +171,7 @@ impl Fault {
 impl From<RpcError> for Fault {
     fn from(error: RpcError) -> Self {
         let status = if error.code == code::MISSING_CAPABILITY { 400 } else { 200 };
-        Self { status, error }
+        Self::of(status, error)
     }
 }
 

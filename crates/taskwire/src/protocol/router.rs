@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use hyper::{HeaderMap, header::ACCEPT};
-use taskwire_core::{CallerId, wire::IncomingMessage};
+use taskwire_core::wire::IncomingMessage;
 
 use super::{Context, Era, MessageSink, Peer, Reply, legacy, modern};
+use crate::auth::Identity;
 
 pub(crate) const VERSION: &str = "mcp-protocol-version";
 
@@ -16,24 +17,24 @@ pub(crate) enum Channel<'a> {
 }
 
 pub(crate) struct MessageSource<'a> {
-    pub(crate) caller: &'a CallerId,
+    pub(crate) identity: &'a Identity,
     pub(crate) peer: &'a Peer,
     pub(crate) channel: Channel<'a>,
     pub(crate) out: &'a MessageSink,
 }
 
 pub(crate) async fn respond(context: &Arc<Context>, era: Era, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
-    let MessageSource { caller, peer, channel, out } = origin;
+    let MessageSource { identity, peer, channel, out } = origin;
     if era == Era::Modern {
         // A process that joined passes on lines, so its HTTP headers are its own and not the client's.
         let headers = if let Channel::Http(headers) = channel { Some(headers).filter(|_| !peer.is_local()) } else { None };
-        return modern::handle(context, message, bytes, modern::MessageSource { caller, peer, headers, out }).await;
+        return modern::handle(context, message, bytes, modern::MessageSource { identity, peer, headers, out }).await;
     }
     let channel = match &channel {
         Channel::Http(headers) => session_channel(headers, accepts_sse(headers)),
         Channel::ByteStream(session) => legacy::Channel::ByteStream(*session),
     };
-    let origin = legacy::MessageSource { caller, channel, out };
+    let origin = legacy::MessageSource { identity, channel, out };
     // In memory of their own: else each request would take what the largest of all eras takes.
     if legacy::is_initialize(message) {
         return Box::pin(legacy::initialize(context, message, bytes, origin)).await.0;

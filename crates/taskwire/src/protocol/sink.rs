@@ -1,9 +1,16 @@
 //! Where an era sends a request's messages: a bounded queue to the transport that brought the request.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde::Serialize;
-use taskwire_core::wire::write_notification;
+use taskwire_core::{Timestamp, wire::write_notification};
 use tokio::sync::{mpsc, watch};
+
+use crate::clock::Clock;
+
+/// What a stream of events has as a comment when it ends because its token has expired.
+const TOKEN_EXPIRED: &[u8] = b": the token has expired\n";
 
 /// The bytes around a message on the wire.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +48,8 @@ pub(crate) struct MessageSink {
     framing: Framing,
     /// Set when the stream that leads to the client is about to end.
     ending: Option<watch::Receiver<bool>>,
+    /// When the token of the request expires, by this clock.
+    expiry: Option<(Timestamp, Arc<dyn Clock>)>,
     /// The byte stream that carries all requests of the client, so that it can cancel them by id.
     byte_stream: Option<ByteStreamId>,
     /// Whether a process that joined passes the request on. It resends the request when another server takes over.
@@ -55,12 +64,23 @@ pub(crate) struct ClientGone;
 
 impl MessageSink {
     pub(crate) fn new(sender: mpsc::Sender<Bytes>, framing: Framing) -> Self {
-        Self { sender: Some(sender), framing, ending: None, byte_stream: None, bridged: false }
+        Self { sender: Some(sender), framing, ending: None, expiry: None, byte_stream: None, bridged: false }
     }
 
     pub(crate) fn with_ending(mut self, ending: watch::Receiver<bool>) -> Self {
         self.ending = Some(ending);
         self
+    }
+
+    /// The request's token expires at that time; never if absent.
+    pub(crate) fn with_token_until(mut self, expires: Option<Timestamp>, clock: &Arc<dyn Clock>) -> Self {
+        self.expiry = expires.map(|expires| (expires, clock.clone()));
+        self
+    }
+
+    /// When the token of the request expires; never if absent.
+    pub(crate) fn token_expires(&self) -> Option<Timestamp> {
+        self.expiry.as_ref().map(|(expires, _)| *expires)
     }
 
     pub(crate) fn on_byte_stream(mut self, stream: Option<ByteStreamId>) -> Self {
@@ -83,20 +103,37 @@ impl MessageSink {
 
     /// For a request that is sent nothing but its response.
     pub(crate) fn closed() -> Self {
-        Self { sender: None, framing: Framing::LINES, ending: None, byte_stream: None, bridged: false }
+        Self { sender: None, framing: Framing::LINES, ending: None, expiry: None, byte_stream: None, bridged: false }
     }
 
     pub(crate) fn framing(&self) -> Framing {
         self.framing
     }
 
-    /// Waits until the stream is about to end.
+    /// Waits until the stream is about to end, or the request's token has expired.
     pub(crate) async fn ending(&self) {
+        tokio::select! {
+            () = self.stream_ending() => {}
+            () = self.token_expired() => {}
+        }
+    }
+
+    async fn stream_ending(&self) {
         match self.ending.clone() {
             Some(mut ending) => {
                 let _ = ending.wait_for(|ending| *ending).await;
             }
             None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until the token has expired, and says so: in the log, and to a client that would see it.
+    async fn token_expired(&self) {
+        let Some((expires, clock)) = &self.expiry else { return std::future::pending().await };
+        clock.sleep_until(*expires).await;
+        tracing::debug!("a token has expired: what waits or streams for it ends");
+        if let Some(sender) = self.sender.as_ref().filter(|_| self.framing.has_event_ids) {
+            let _ = sender.try_send(Bytes::from_static(TOKEN_EXPIRED));
         }
     }
 

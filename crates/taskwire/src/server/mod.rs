@@ -9,11 +9,17 @@ use tokio::{
     sync::watch,
 };
 
+#[cfg(feature = "oauth-server")]
+pub use crate::auth::{Introspection, InvalidIssuer, Issuer, Issuers};
 pub use crate::transport::bridge::{Bridge, Dial};
 pub use crate::{
-    auth::{Authenticate, Tokens, Unauthorized},
+    auth::{
+        Authenticate, Callers, Denied, Identification, Identity, Network, ProtectedResource, RequestCredentials, ScopeRules, Scopes,
+        Tokens, TrustedProxy,
+    },
     config::{Config, FirstAnswer, HttpConfig, LegacyConfig, ResponseMode},
     engine::{Coalesce, Config as EngineConfig},
+    protocol::METHODS,
 };
 
 use crate::{

@@ -76,11 +76,11 @@ fn text(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Refusal> 
 }
 
 /// Tells a browser that a page from this origin, which has been checked, may use the endpoint, with all headers that it asks for,
-/// because tools choose names for some.
+/// because tools choose names for some. It may read how its request is refused.
 pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue, asked: Option<HeaderValue>) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST, GET, DELETE"));
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("mcp-session-id"));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("mcp-session-id, www-authenticate"));
     if let Some(asked) = asked {
         headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
     }

@@ -1,6 +1,6 @@
 //! Streamable HTTP: one endpoint that takes a message and responds with JSON, or with events if there are more messages than the response.
 
-use std::{convert::Infallible, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -9,16 +9,13 @@ use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming as HttpBody,
     header::{
-        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN,
-        RETRY_AFTER, WWW_AUTHENTICATE,
+        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN, RETRY_AFTER,
+        WWW_AUTHENTICATE,
     },
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use taskwire_core::{
-    CallerId,
-    wire::{IncomingMessage, code},
-};
+use taskwire_core::wire::{IncomingMessage, code};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
@@ -28,6 +25,7 @@ use tokio::{
 
 use super::{
     Endpoint,
+    access::{self, Answer, Expiry},
     body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
     connection_slots::{ConnectionSlot, ConnectionSlots},
     guard,
@@ -36,7 +34,7 @@ use super::{
     write_timeout::{BUFFER_BYTES, WriteTimeoutIo},
 };
 use crate::{
-    auth::{Unauthorized, local_caller},
+    auth::Identity,
     clock::Clock,
     metrics::{Refused, RequestLabels},
     protocol::{
@@ -66,14 +64,14 @@ pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> In
     let slots = connection_slots(&endpoint);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
                 let slot = slots.acquire().await;
                 let endpoint = endpoint.clone();
                 endpoint.connections.send_modify(|open| *open += 1);
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
                     let _closed = ConnectionCount(endpoint.clone());
-                    connection(endpoint, stream, Peer::default(), slot).await;
+                    connection(endpoint, stream, Peer::at(from.ip()), slot).await;
                 });
             }
             Err(error) => {
@@ -180,9 +178,13 @@ fn json(status: u16, body: ReplyBody) -> Response<ReplyBody> {
 
 fn reply_response(mut reply: Reply) -> Response<ReplyBody> {
     let session = reply.session.take().and_then(|session| HeaderValue::from_str(session.as_str()).ok());
+    let challenge = reply.challenge.take().and_then(|challenge| HeaderValue::from_str(&challenge).ok());
     let mut response = bare(reply);
     if let Some(session) = session {
         response.headers_mut().insert(SESSION_ID, session);
+    }
+    if let Some(challenge) = challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     }
     response
 }
@@ -254,7 +256,13 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, requ
     response
 }
 
+/// The response to a request of whom nobody knows who sent it.
+fn denied(refused: Reply) -> Response<ReplyBody> {
+    because(Refused::Auth, reply_response(refused))
+}
+
 async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
+    let context = &endpoint.context;
     match (request.uri().path(), request.method()) {
         ("/mcp", &Method::POST) => post(endpoint, peer, slot, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
@@ -266,11 +274,14 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
             // On the heap, like everything that not every connection needs.
             Box::pin(get_or_delete(endpoint.context.clone(), &peer, slot, &request)).await
         }
-        ("/metrics", &Method::GET | &Method::HEAD) if endpoint.context.config.metrics => {
-            match caller(&endpoint.context, &peer, request.headers()) {
-                Err(denied) => deny(denied),
-                Ok(_) if !slot.mark_busy() => slot_evicted(),
-                Ok(_) => Box::pin(scrape::respond(endpoint)).await,
+        ("/metrics", &Method::GET | &Method::HEAD) if context.config.metrics => {
+            match access::identify(context, &peer, request.headers()).await {
+                Err(refused) => denied(refused),
+                Ok(identity) => match context.authorize(&identity, "", None) {
+                    Err(fault) => reply_response(Reply::fault(None, &fault)),
+                    Ok(()) if !slot.mark_busy() => slot_evicted(),
+                    Ok(()) => Box::pin(scrape::respond(endpoint)).await,
+                },
             }
         }
         ("/mcp", method) => {
@@ -280,7 +291,8 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
             response
         }
-        _ => plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n"),
+        (path, method) => access::metadata(context, path, method)
+            .unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n")),
     }
 }
 
@@ -306,38 +318,28 @@ fn head_bytes(headers: &HeaderMap) -> usize {
     kept + all.saturating_sub(BUFFER_BYTES)
 }
 
-/// Who calls. A process that can open the local socket is of the same user.
-fn caller(context: &Context, peer: &Peer, headers: &HeaderMap) -> Result<CallerId, Unauthorized> {
-    if peer.is_local() {
-        return Ok(local_caller());
-    }
-    context.config.auth.caller(headers.get(AUTHORIZATION).map(HeaderValue::as_bytes))
-}
-
-fn deny(denied: Unauthorized) -> Response<ReplyBody> {
-    let mut response = refuse(401, code::INVALID_REQUEST, denied.to_string());
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    because(Refused::Auth, response)
-}
-
 /// GET and DELETE, which only sessions have.
 async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot, request: &Request<HttpBody>) -> Response<ReplyBody> {
     let headers = request.headers();
-    let caller = match caller(&context, peer, headers) {
-        Ok(caller) => caller,
-        Err(denied) => return deny(denied),
+    let identity = match access::identify(&context, peer, headers).await {
+        Ok(identity) => identity,
+        Err(refused) => return denied(refused),
     };
+    if let Err(fault) = context.authorize(&identity, "", None) {
+        return reply_response(Reply::fault(None, &fault));
+    }
+    let caller = &identity.caller;
     if !slot.mark_busy() {
         return slot_evicted();
     }
     let (session, version) = (text(headers, SESSION_ID), text(headers, VERSION));
     if request.method() == Method::DELETE {
-        return match legacy::delete_session(&context, &caller, session, version).await {
+        return match legacy::delete_session(&context, caller, session, version).await {
             Ok(()) => reply_response(Reply::new(200, Vec::new())),
             Err(fault) => reply_response(Reply::fault(None, &fault)),
         };
     }
-    let listening = match legacy::open_get_stream(&context, &caller, session, version, text(headers, "last-event-id")).await {
+    let listening = match legacy::open_get_stream(&context, caller, session, version, text(headers, "last-event-id")).await {
         Ok(Some(listening)) => listening,
         // Nothing follows. With this status a client does not ask again.
         Ok(None) => return reply_response(Reply::new(204, Vec::new())),
@@ -347,23 +349,28 @@ async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot
         return refuse(406, code::INVALID_REQUEST, "the answer is an event stream: send `Accept: text/event-stream`");
     }
     let (sender, messages) = mpsc::channel(STREAM_LEN);
-    let sink = MessageSink::new(sender, Framing::SSE);
     let (clock, keep_alive) = (context.engine.clock().clone(), context.config.http.keep_alive);
-    let answer = Box::pin(async move {
+    let sink = MessageSink::new(sender, Framing::SSE).with_token_until(identity.expires, &clock);
+    let expiry = Expiry::of(&context, &identity);
+    let answer: Answer = Box::pin(async move {
         let ended = AssertUnwindSafe(listening.run(&context, &sink)).catch_unwind().await;
         if ended.is_err() {
             tracing::error!("a stream ended: what it reads from panicked");
         }
         Reply::new(200, Vec::new())
     });
+    let answer = match expiry {
+        Some(expiry) => expiry.bound(answer, |_| Reply::new(200, Vec::new())),
+        None => answer,
+    };
     stream(answer, messages, None, clock, keep_alive)
 }
 
 async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     let context = &endpoint.context;
-    let caller = match caller(context, &peer, request.headers()) {
-        Ok(caller) => caller,
-        Err(denied) => return deny(denied),
+    let identity = match access::identify(context, &peer, request.headers()).await {
+        Ok(identity) => identity,
+        Err(refused) => return denied(refused),
     };
     let is_json = request
         .headers()
@@ -381,7 +388,7 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, reque
     }
     let most = announced.and_then(|length| usize::try_from(length).ok()).unwrap_or(max);
     let clock = context.engine.clock().clone();
-    let intake = match endpoint.body_budget.begin(&caller, head_bytes(&parts.headers), most, clock.now()) {
+    let intake = match endpoint.body_budget.begin(&identity.caller, head_bytes(&parts.headers), most, clock.now()) {
         Ok(intake) => intake,
         Err(full) => return BodyError::from(full).into_response(max),
     };
@@ -404,7 +411,7 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, reque
     if !slot.mark_busy() {
         return slot_evicted();
     }
-    Box::pin(respond(context.clone(), peer, caller, headers, taken)).await
+    Box::pin(respond(context.clone(), peer, identity, headers, taken)).await
 }
 
 enum BodyError {
@@ -465,7 +472,7 @@ fn slot_evicted() -> Response<ReplyBody> {
 
 /// A response that is made while it is sent.
 fn stream(
-    answer: Pin<Box<dyn Future<Output = Reply> + Send>>,
+    answer: Answer,
     messages: mpsc::Receiver<Bytes>,
     first: Option<Bytes>,
     clock: Arc<dyn Clock>,
@@ -484,20 +491,26 @@ fn stream(
 async fn respond(
     context: Arc<Context>,
     peer: Arc<Peer>,
-    caller: CallerId,
+    identity: Identity,
     mut headers: HeaderMap,
     taken: ReceivedBody,
 ) -> Response<ReplyBody> {
     let bytes = &taken.bytes;
     if bytes.trim_ascii_start().starts_with(b"[") && !text(&headers, VERSION).is_some_and(is_modern) {
-        let answers = AssertUnwindSafe(Box::pin(legacy::batch(&context, &caller, router::session_channel(&headers, false), bytes)))
-            .catch_unwind()
-            .await;
-        return reply_response(answers.unwrap_or_else(|_| Reply::panicked(None)));
+        let expiry = Expiry::of(&context, &identity);
+        let answers: Answer = Box::pin(async move {
+            let batch = legacy::batch(&context, &identity, router::session_channel(&headers, false), &taken.bytes);
+            AssertUnwindSafe(batch).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(None))
+        });
+        let answers = match expiry {
+            Some(expiry) => expiry.bound(answers, |fault| Reply::fault(None, fault)),
+            None => answers,
+        };
+        return reply_response(answers.await);
     }
     let message = match IncomingMessage::parse(bytes) {
         Ok(message) => message,
-        Err(malformed) => return reply_response(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })),
+        Err(malformed) => return reply_response(Reply::fault(malformed.id.as_ref(), &Fault::of(400, malformed.error))),
     };
     let era = match Era::of_http(&message, bytes, text(&headers, VERSION)) {
         _ if peer.is_local() => Era::of_line(&message, bytes),
@@ -507,7 +520,7 @@ async fn respond(
     let stream_id = text(&headers, BYTE_STREAM_HEADER).filter(|_| peer.is_local()).map(ByteStreamId::from);
     if stream_id.is_some() && message.method.as_deref() == Some("notifications/cancelled") {
         // On a byte stream, requests of both eras are cancelled by their ids.
-        on_cancelled(&context, &caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
+        on_cancelled(&context, &identity.caller, stream_id.as_ref(), message.params(bytes).unwrap_or("{}"));
         if text(&headers, SESSION_ID).is_none() {
             return reply_response(Reply::accepted());
         }
@@ -528,16 +541,20 @@ async fn respond(
     } else {
         (MessageSink::closed(), None)
     };
-    let sink = sink.on_byte_stream(stream_id).bridged(peer.is_local());
     let clock = context.engine.clock().clone();
+    let sink = sink.on_byte_stream(stream_id).bridged(peer.is_local()).with_token_until(identity.expires, &clock);
     let keep_alive = context.config.http.keep_alive;
+    let expiry = Expiry::of(&context, &identity).map(|expiry| (expiry, message.id.clone()));
     // On the heap, so that a connection that waits for its next request takes little memory.
-    let mut answer: Pin<Box<dyn Future<Output = Reply> + Send>> = Box::pin(async move {
+    let mut answer: Answer = Box::pin(async move {
         let ReceivedBody { bytes, permit: _permit } = taken;
-        let origin = router::MessageSource { caller: &caller, peer: &peer, channel: Channel::Http(headers), out: &sink };
+        let origin = router::MessageSource { identity: &identity, peer: &peer, channel: Channel::Http(headers), out: &sink };
         let answer = AssertUnwindSafe(router::respond(&context, era, &message, &bytes, origin)).catch_unwind().await;
         answer.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
     });
+    if let Some((expiry, id)) = expiry {
+        answer = expiry.bound(answer, move |fault| Reply::fault(id.as_ref(), fault));
+    }
     let Some(mut messages) = messages else { return reply_response(answer.await) };
     let first = tokio::select! {
         biased;

@@ -1,5 +1,6 @@
 //! Bytes to messages and back: Streamable HTTP, byte streams, and the bridge to another process's server. Knows few methods and no task.
 
+mod access;
 mod body_budget;
 pub(crate) mod bridge;
 mod connection_slots;

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    auth::local_caller,
+    auth::{Identity, local_caller},
     protocol::{
         ByteStreamId, Context, Era, Fault, Framing, MessageSink, OnSent, Peer, Reply, legacy, modern, on_cancelled,
         router::{self, Channel},
@@ -290,7 +290,7 @@ impl Client {
         }
         let (id, message) = match IncomingMessage::parse(&line) {
             Err(malformed) => {
-                self.send(Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error })).await;
+                self.send(Reply::fault(malformed.id.as_ref(), &Fault::of(400, malformed.error))).await;
                 return;
             }
             Ok(message) => match (&message.id, message.method.as_deref()) {
@@ -330,8 +330,8 @@ impl Client {
 
     /// Begins a session before anything else is read, because what comes next may belong to it.
     async fn initialize(&mut self, message: &IncomingMessage, line: &[u8]) {
-        let (caller, out) = (local_caller(), MessageSink::closed());
-        let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
+        let (identity, out) = (Identity::local(), MessageSink::closed());
+        let origin = legacy::MessageSource { identity: &identity, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
         let (reply, session) = legacy::initialize(&self.context, message, line, origin).await;
         self.send(reply).await;
         let Some(session) = session else { return };
@@ -350,8 +350,8 @@ impl Client {
     fn take_batch(&mut self, line: Vec<u8>) {
         let (context, session, lines) = (self.context.clone(), self.session.clone(), self.lines.clone());
         self.requests.spawn(async move {
-            let caller = local_caller();
-            let batch = legacy::batch(&context, &caller, legacy::Channel::ByteStream(session.as_ref()), &line);
+            let identity = Identity::local();
+            let batch = legacy::batch(&context, &identity, legacy::Channel::ByteStream(session.as_ref()), &line);
             let reply = AssertUnwindSafe(batch).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(None));
             if !reply.body.is_empty() {
                 let _ = lines.send(Line::reply(reply, &Arc::default())).await;
@@ -363,8 +363,8 @@ impl Client {
         if self.session.is_none() {
             return;
         }
-        let (caller, out) = (local_caller(), MessageSink::closed());
-        let origin = legacy::MessageSource { caller: &caller, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
+        let (identity, out) = (Identity::local(), MessageSink::closed());
+        let origin = legacy::MessageSource { identity: &identity, channel: legacy::Channel::ByteStream(self.session.as_ref()), out: &out };
         let reply = legacy::handle(&self.context, &message, &line, origin).await;
         if !reply.body.is_empty() {
             tracing::debug!(reason = %String::from_utf8_lossy(&reply.body), "a response was not taken");
@@ -389,10 +389,10 @@ impl Client {
             let _ = ready.wait_for(|go| *go).await;
             let (sender, messages) = mpsc::channel(len);
             let respond = async move {
-                let caller = local_caller();
+                let identity = Identity::local();
                 let out = MessageSink::new(sender, Framing::LINES).with_ending(ending).on_byte_stream(Some(stream));
                 let origin =
-                    router::MessageSource { caller: &caller, peer: &peer, channel: Channel::ByteStream(session.as_ref()), out: &out };
+                    router::MessageSource { identity: &identity, peer: &peer, channel: Channel::ByteStream(session.as_ref()), out: &out };
                 let answer = router::respond(&context, era, &message, &line, origin);
                 AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| Reply::panicked(message.id.as_ref()))
             };

@@ -356,7 +356,7 @@ impl Client {
         let (status, headers) = read_head(&mut stream, &mut buffer).await;
         let is_events = headers.iter().any(|(key, value)| key == "content-type" && value == "text/event-stream");
         assert!(status == 200 && is_events, "{status} {headers:?} {}", String::from_utf8_lossy(&buffer));
-        Events { stream, chunked: buffer, text: Vec::new(), ended: false, ack: Value::Null }
+        Events { stream, chunked: buffer, text: Vec::new(), ended: false, ack: Value::Null, comments: Vec::new() }
     }
 
     /// Posts these very bytes with these very headers.
@@ -463,15 +463,21 @@ pub(crate) struct Events {
     ended: bool,
     /// The acknowledgement of a listen stream.
     pub(crate) ack: Value,
+    /// The comments between the events, but for signs of life.
+    pub(crate) comments: Vec<String>,
 }
 
 impl Events {
-    /// The next message, checked against the schema; none when the stream has ended. Comments are passed over.
+    /// The next message, checked against the schema; none when the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.text.windows(2).position(|window| window == b"\n\n") {
                 let event = String::from_utf8(self.text.drain(..end + 2).collect()).expect("UTF-8");
-                let event = event.trim_start_matches(": keep-alive\n");
+                let mut event = event.as_str();
+                while let Some((comment, rest)) = event.strip_prefix(": ").and_then(|text| text.split_once('\n')) {
+                    self.comments.extend((comment != "keep-alive").then(|| comment.to_owned()));
+                    event = rest;
+                }
                 if let Some(data) = event.strip_prefix("data: ") {
                     let message: Value = serde_json::from_str(data.trim_end()).expect("JSON");
                     if message.get("method").is_some() {

@@ -3,6 +3,7 @@
 mod answers;
 mod bad_input;
 mod bodies;
+mod callers;
 mod client;
 mod followup;
 mod growth;

@@ -452,11 +452,19 @@ async fn where_tokens_are_known_one_is_needed() {
     let server = guarded(registry([echo()])).await;
     let message = server.plain_client().message(1, "tools/list", json!({}));
     let headers = server.plain_client().headers(&message);
-    for value in [None, Some("Bearer wrong"), Some("Bearer "), Some("a-token"), Some("Basic a-token"), Some("Bearer a-token b-token")] {
+    for (value, status, challenge) in [
+        (None, 401, "Bearer"),
+        (Some(""), 401, "Bearer"),
+        (Some("a-token"), 401, "Bearer"),
+        (Some("Basic a-token"), 401, "Bearer"),
+        (Some("Bearer wrong"), 401, "Bearer error=\"invalid_token\", error_description=\"the token is not known here\""),
+        (Some("Bearer "), 400, "Bearer error=\"invalid_request\""),
+        (Some("Bearer a-token b-token"), 400, "Bearer error=\"invalid_request\""),
+    ] {
         let headers = set(headers.clone(), "Authorization", value.as_slice());
         let response = server.plain_client().post(&headers, message.to_string().as_bytes()).await;
-        assert_eq!(response.status, 401, "{value:?}");
-        assert!(response.header("www-authenticate").is_some_and(|value| value.starts_with("Bearer")), "{:?}", response.headers);
+        assert_eq!(response.status, status, "{value:?}");
+        assert!(response.header("www-authenticate").is_some_and(|value| value.starts_with(challenge)), "{:?}", response.headers);
         assert!(response.json().get("result").is_none(), "{value:?}");
     }
     let tools = server.plain_client().with_token("a-token").ok("tools/list", json!({})).await;

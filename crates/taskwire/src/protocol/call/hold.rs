@@ -41,21 +41,48 @@ pub(in crate::protocol) struct Hold {
     /// When the call was made.
     pub(in crate::protocol) started_at: Timestamp,
     expires_at: Timestamp,
+    /// When the token of its caller expires: it waits no longer than that.
+    token_expires: Option<Timestamp>,
     /// Which questions its caller accepts while it waits.
     accepts: AcceptedQuestions,
 }
 
 impl Hold {
     /// Holds a call that is made now; none if calls of this tool are not held.
-    pub(in crate::protocol) fn begin(context: &Context, tool: &ReadyTool, accepts: AcceptedQuestions) -> Option<Self> {
+    pub(in crate::protocol) fn begin(
+        context: &Context,
+        tool: &ReadyTool,
+        accepts: AcceptedQuestions,
+        token_expires: Option<Timestamp>,
+    ) -> Option<Self> {
         let began = context.engine.clock().now();
-        hold_can_expire(context, tool).then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts })
+        let expires_at = began.after(context.config.hold);
+        hold_can_expire(context, tool).then_some(Self { started_at: began, expires_at, token_expires, accepts })
     }
 
     /// Holds a call that was made at `began`, and whose client resumes it.
-    pub(in crate::protocol) fn resume(context: &Context, task: &Task, began: Timestamp, accepts: AcceptedQuestions) -> Option<Self> {
+    pub(in crate::protocol) fn resume(
+        context: &Context,
+        task: &Task,
+        began: Timestamp,
+        accepts: AcceptedQuestions,
+        token_expires: Option<Timestamp>,
+    ) -> Option<Self> {
         let follows = context.config.followups && task.spec.hidden && task.spec.findable;
-        follows.then(|| Self { started_at: began, expires_at: began.after(context.config.hold), accepts })
+        follows.then(|| Self { started_at: began, expires_at: began.after(context.config.hold), token_expires, accepts })
+    }
+
+    /// The same for a client that comes back with another token, and goes on waiting.
+    pub(in crate::protocol) fn beyond_token(self) -> Self {
+        Self { token_expires: None, ..self }
+    }
+
+    /// Waits until the caller's token expires; for ever if it does not.
+    async fn token_expired(self, clock: &Arc<dyn Clock>) {
+        match self.token_expires {
+            Some(end) => clock.sleep(end.since(clock.now())).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Holds the call for the whole time again, because its caller was busy answering a question.
@@ -93,7 +120,8 @@ pub(in crate::protocol) struct HoldTimer<'a> {
     context: &'a Context,
     hold: Option<Hold>,
     expired: bool,
-    /// Whether to wait for a shutdown even after the hold expired: a call with an open question outlasts its hold.
+    /// Whether to wait for a shutdown, and the end of the token, even after the hold expired: a call with an open question outlasts its
+    /// hold.
     until_shutdown: bool,
     /// Whether the task had an open question when it was last looked at.
     asked: bool,
@@ -112,19 +140,23 @@ impl<'a> HoldTimer<'a> {
         self.expired
     }
 
-    /// Waits until the hold expires or the server shuts down; for ever if that has happened, or there is no hold.
+    /// Waits until the hold or the caller's token expires or the server shuts down; for ever if that has happened, or there is no hold.
     pub(in crate::protocol) async fn expired(&mut self) {
         let clock = self.context.engine.clock();
         match self.hold {
             Some(hold) if !self.expired => {
                 tokio::select! {
                     () = clock.sleep(hold.expires_at.since(clock.now())) => {}
+                    () = hold.token_expired(clock) => {}
                     () = self.context.shutdown_began() => {}
                 }
                 self.expired = true;
             }
-            Some(_) if self.until_shutdown => {
-                self.context.shutdown_began().await;
+            Some(hold) if self.until_shutdown => {
+                tokio::select! {
+                    () = hold.token_expired(clock) => {}
+                    () = self.context.shutdown_began() => {}
+                }
                 self.until_shutdown = false;
             }
             _ => std::future::pending().await,
@@ -153,9 +185,10 @@ async fn expiry_result(context: &Context, hold: Hold, task: &Task, expired: bool
         tool.hold_expired();
         return Some(payload(&followup::task_result(&context.engine, task).await));
     }
-    // Do not interrupt a person who is answering, unless the server shuts down and could not take the answer.
+    // Do not interrupt a person who is answering, unless the server shuts down and could not take the answer, or the token has expired.
     let draining = *context.draining.borrow();
-    let goes_on = task.asked_at.is_none() || draining;
+    let is_over = hold.token_expires.is_some_and(|end| end <= context.engine.clock().now());
+    let goes_on = task.asked_at.is_none() || draining || is_over;
     if !(expired && goes_on) {
         return None;
     }
@@ -264,7 +297,8 @@ mod tests {
         let at = Timestamp::from_millis(1);
         let dedupe_key = |arguments: Value| {
             let mut spec = Spec::new(CallerId::new("me"), "t");
-            Hold { started_at: at, expires_at: at, accepts: AcceptedQuestions::default() }.apply_to(&mut spec, &tool, &arguments);
+            Hold { started_at: at, expires_at: at, token_expires: None, accepts: AcceptedQuestions::default() }
+                .apply_to(&mut spec, &tool, &arguments);
             spec.fingerprint.expect("the tool says so")
         };
         assert_eq!(dedupe_key(json!({"n": 1})), dedupe_key(json!({"n": 1.0, "note": "d"})));

@@ -3,29 +3,27 @@
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
-use taskwire_core::{
-    CallerId,
-    wire::{IncomingMessage, code},
-};
+use taskwire_core::wire::{IncomingMessage, code};
 
 use super::{Channel, SessionContext, find, handle_in_session, is_initialize};
 use crate::{
+    auth::Identity,
     metrics,
     protocol::{Context, Fault, MessageSink, OnSent, Reply},
 };
 
 /// Responds to each message of a batch. Only responses are sent back, so nothing can be asked meanwhile.
-pub(crate) async fn batch(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Reply {
-    match answers(context, caller, channel, bytes).await {
+pub(crate) async fn batch(context: &Arc<Context>, identity: &Identity, channel: Channel<'_>, bytes: &[u8]) -> Reply {
+    match answers(context, identity, channel, bytes).await {
         Ok(reply) => reply,
         Err(fault) => Reply::fault(None, &fault),
     }
 }
 
-async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
+async fn answers(context: &Arc<Context>, identity: &Identity, channel: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
     let session = match channel {
-        Channel::Http { session: Some(name), version, .. } => Some(find(context, caller, Some(name), version).await?),
+        Channel::Http { session: Some(name), version, .. } => Some(find(context, &identity.caller, Some(name), version).await?),
         Channel::Http { session: None, .. } => None,
         Channel::ByteStream(session) => session.cloned(),
     };
@@ -47,11 +45,12 @@ async fn answers(context: &Arc<Context>, caller: &CallerId, channel: Channel<'_>
                 return Reply::fault(message.id.as_ref(), &fault);
             }
             Ok(message) => message,
-            Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault { status: 400, error: malformed.error }),
+            Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault::of(400, malformed.error)),
         };
         context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
         let out = MessageSink::closed();
-        handle_in_session(context, &message, bytes, SessionContext { session, out: &out, can_stream: false, can_reconnect: true }).await
+        handle_in_session(context, &message, bytes, SessionContext { session, identity, out: &out, can_stream: false, can_reconnect: true })
+            .await
     });
     let mut replies = futures_util::future::join_all(replies).await;
     let sent: Vec<OnSent> = replies.iter_mut().filter_map(|reply| reply.on_sent.take()).collect();

@@ -92,6 +92,7 @@ struct Call<'a, 'c> {
 pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     let params: Params<'_> = cx.read()?;
     let name = text(params.name, "name")?;
+    cx.context.authorize(cx.identity, "tools/call", Some(&name))?;
     let tool = find_tool(cx.context, &name)?;
     cx.context.engine.metrics().begin_call(&cx.counted, &name);
     let agreed = cx.session.terms();

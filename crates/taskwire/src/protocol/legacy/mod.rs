@@ -45,6 +45,7 @@ use super::{
     log::StreamEnd,
 };
 use crate::{
+    auth::Identity,
     engine,
     metrics::{self, Answer, CallCount},
     tool::{REFUSED, check_answer},
@@ -57,7 +58,7 @@ const VERSIONS: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
 pub(crate) const SESSION_ID: &str = "mcp-session-id";
 
 pub(crate) struct MessageSource<'a> {
-    pub(crate) caller: &'a CallerId,
+    pub(crate) identity: &'a Identity,
     pub(crate) channel: Channel<'a>,
     pub(crate) out: &'a MessageSink,
 }
@@ -80,6 +81,7 @@ pub(crate) enum Channel<'a> {
 struct Cx<'a> {
     context: &'a Arc<Context>,
     session: &'a Arc<Session>,
+    identity: &'a Identity,
     id: &'a RequestId,
     raw_params: &'a str,
     out: &'a MessageSink,
@@ -186,10 +188,12 @@ async fn open_session(
     bytes: &[u8],
     origin: MessageSource<'_>,
 ) -> Result<Arc<Session>, Fault> {
+    context.authorize(origin.identity, "initialize", None)?;
+    let caller = &origin.identity.caller;
     let already = match origin.channel {
         Channel::Http { session: None, .. } => false,
         Channel::Http { session: Some(name), .. } => {
-            context.sessions.find(context, origin.caller, name).await?;
+            context.sessions.find(context, caller, name).await?;
             true
         }
         Channel::ByteStream(session) => session.is_some_and(|session| !session.is_ended()),
@@ -198,24 +202,25 @@ async fn open_session(
         return Err(Fault::new(400, code::INVALID_REQUEST, "the session has been initialized already: `initialize` comes once"));
     }
     let agreed = handshake::negotiate(message.params(bytes).unwrap_or("{}"))?;
-    context.sessions.open(context, origin.caller, agreed).await
+    context.sessions.open(context, caller, agreed).await
 }
 
 /// Responds to one message of a session, read from `bytes`.
 pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], origin: MessageSource<'_>) -> Reply {
     context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let found;
-    let within = match origin.channel {
-        Channel::Http { session, version, accepts_sse: events } => match find(context, origin.caller, session, version).await {
+    let MessageSource { identity, channel, out } = origin;
+    let within = match channel {
+        Channel::Http { session, version, accepts_sse: events } => match find(context, &identity.caller, session, version).await {
             Ok(session) => {
                 found = session;
-                SessionContext { session: &found, out: origin.out, can_stream: events, can_reconnect: true }
+                SessionContext { session: &found, identity, out, can_stream: events, can_reconnect: true }
             }
             Err(fault) => return refused(message, fault),
         },
         Channel::ByteStream(Some(session)) if !session.is_ended() => {
             session.touch(context);
-            SessionContext { session, out: origin.out, can_stream: true, can_reconnect: false }
+            SessionContext { session, identity, out, can_stream: true, can_reconnect: false }
         }
         // `ping` is allowed before there is a session.
         Channel::ByteStream(_) if message.method.as_deref() == Some("ping") => {
@@ -230,6 +235,7 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
 #[derive(Clone, Copy)]
 struct SessionContext<'a> {
     session: &'a Arc<Session>,
+    identity: &'a Identity,
     out: &'a MessageSink,
     /// Whether other messages than the response may be sent.
     can_stream: bool,
@@ -243,9 +249,16 @@ fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
 }
 
 async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
-    let SessionContext { session, out, can_stream: events, can_reconnect: detaches } = within;
+    let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches } = within;
+    let method = message.method.as_deref();
+    // A call needs the scopes of its tool, too.
+    if method != Some("tools/call")
+        && let Err(fault) = context.authorize(identity, method.unwrap_or_default(), None)
+    {
+        return refused(message, fault);
+    }
     let text = message.params(bytes).unwrap_or("{}");
-    let answered = match (message.method.as_deref(), &message.id) {
+    let answered = match (method, &message.id) {
         (None, id) => take_answer(context, session, id.as_ref(), bytes).await,
         (Some(method), None) => {
             on_notification(context, session, method, text);
@@ -253,7 +266,7 @@ async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, by
         }
         (Some(method), Some(id)) => {
             let counted = context.engine.metrics().call(metrics::Era::Legacy);
-            let cx = Cx { context, session, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, counted };
+            let cx = Cx { context, session, identity, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, counted };
             handle_request(&cx, method).await
         }
     };
@@ -461,7 +474,7 @@ impl GetStream {
                 }
                 let made = request.as_ref().and_then(RequestGuard::call_start);
                 let began = made.as_ref().map_or(task.created_at, |(began, _)| *began);
-                let hold = Hold::resume(context, &task, began, self.session.terms().accepts).filter(|_| plain);
+                let hold = Hold::resume(context, &task, began, self.session.terms().accepts, out.token_expires()).filter(|_| plain);
                 // A request that is not remembered had the task's own token, if this session made the task.
                 let own = task.spec.outbox.as_ref().is_some_and(|follower| follower.session == self.session.id);
                 let token = match made {

@@ -216,7 +216,7 @@ impl SessionStream<'_> {
                 biased;
                 () = &mut over => return Ok(()),
                 () = &mut drained => break,
-                () = &mut ending => return Ok(()),
+                () = &mut ending => break,
                 () = &mut reconnect => break,
                 result = changes.changed() => {
                     if result.is_err() {

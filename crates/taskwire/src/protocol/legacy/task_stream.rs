@@ -261,9 +261,11 @@ impl<'a> TaskStream<'a> {
                 () = &mut off => return Ok(true),
                 () = &mut over => return Ok(true),
                 () = self.hold.expired() => {}
-                // A client that can resume the stream does so after the restart.
+                // A client that can resume the stream does so after the restart, or with another token.
                 () = &mut drained, if comes_back => return self.disconnect(config.retry).await,
-                () = &mut ending, if waits => return Ok(true),
+                () = &mut ending, if comes_back || waits => {
+                    return if comes_back { self.disconnect(config.retry).await } else { Ok(true) };
+                }
                 () = &mut reconnect => return self.disconnect(config.retry).await,
                 Some(note) = next_note(&mut self.live_notes) => match note {
                     CallNote::Disconnect(retry) if comes_back => return self.disconnect(retry).await,

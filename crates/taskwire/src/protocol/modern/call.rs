@@ -65,6 +65,7 @@ struct WaitPlan {
 pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let name = text(cx.params.name, "name")?;
     let name = &*name;
+    cx.authorize("tools/call", Some(name))?;
     let tool = find_tool(cx.context, name)?;
     cx.context.engine.metrics().begin_call(&cx.counted, name);
     if tool.0.policy.task == TaskMode::Required {
@@ -78,7 +79,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let (resumed, continued) = read_request_state(cx, &binding)?;
     let is_followup = hold::is_followup(cx.context, &tool);
     let wait = WaitPlan {
-        hold: if cx.meta.tasks { None } else { Hold::begin(cx.context, &tool, cx.meta.accepts) },
+        hold: if cx.meta.tasks { None } else { Hold::begin(cx.context, &tool, cx.meta.accepts, cx.out.token_expires()) },
         // The follow-up tools send their own heartbeats.
         heartbeats: cx.context.config.followups && !cx.meta.tasks && !is_followup,
         ..WaitPlan::default()

@@ -31,6 +31,7 @@ use self::{
 pub(crate) use self::{json::server_meta, render::TaskJsonCache};
 use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply};
 use crate::{
+    auth::Identity,
     metrics::{self, Answer, CallCount},
     protocol::Context,
 };
@@ -43,6 +44,7 @@ const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 /// One request, after the checks that all methods share.
 struct Cx<'a> {
     context: &'a Arc<Context>,
+    identity: &'a Identity,
     caller: &'a CallerId,
     id: &'a RequestId,
     meta: Meta<'a>,
@@ -60,6 +62,11 @@ impl Cx<'_> {
     /// Reads parameters that only this method has.
     fn read<'p, T: Deserialize<'p>>(&'p self) -> Result<T, Fault> {
         serde_json::from_str(self.raw_params).map_err(|error| Fault::params(format!("invalid params: {error}")))
+    }
+
+    /// Refuses what the caller's scopes do not allow.
+    fn authorize(&self, method: &str, tool: Option<&str>) -> Result<(), Fault> {
+        self.context.authorize(self.identity, method, tool)
     }
 
     /// Refuses requests that do not declare the Tasks extension.
@@ -116,7 +123,7 @@ pub(crate) fn response_kind(message: &IncomingMessage, bytes: &[u8]) -> Response
 }
 
 pub(crate) struct MessageSource<'a> {
-    pub(crate) caller: &'a CallerId,
+    pub(crate) identity: &'a Identity,
     pub(crate) peer: &'a Peer,
     /// None on a byte stream.
     pub(crate) headers: Option<HeaderMap>,
@@ -131,7 +138,7 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
     };
     let Some(id) = &message.id else {
         if method == "notifications/cancelled" {
-            super::on_cancelled(context, origin.caller, origin.out.byte_stream(), message.params(bytes).unwrap_or("{}"));
+            super::on_cancelled(context, &origin.identity.caller, origin.out.byte_stream(), message.params(bytes).unwrap_or("{}"));
         }
         return Reply::accepted();
     };
@@ -148,7 +155,7 @@ async fn respond(
     text: &str,
     origin: MessageSource<'_>,
 ) -> Result<MethodResult, Fault> {
-    let MessageSource { caller, peer, headers, out } = origin;
+    let MessageSource { identity, peer, headers, out } = origin;
     let mut params = Params::read(text)?;
     let meta = params.meta(method)?;
     if let Some(headers) = &headers {
@@ -159,7 +166,10 @@ async fn respond(
     }
     let headers = headers.filter(|_| method == "tools/call");
     let counted = context.engine.metrics().call(metrics::Era::Modern);
-    let cx = Cx { context, caller, id, meta, params, raw_params: text, headers, out, peer, counted };
+    let cx = Cx { context, identity, caller: &identity.caller, id, meta, params, raw_params: text, headers, out, peer, counted };
+    if method != "tools/call" {
+        cx.authorize(method, None)?;
+    }
     match method {
         // It is the largest by far: in memory of its own, the others do not keep room for it while they wait.
         "tools/call" => Box::pin(call::call(&cx)).await.inspect_err(|_| cx.counted.answered(Answer::Error)),

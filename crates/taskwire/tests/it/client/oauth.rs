@@ -40,6 +40,8 @@ struct Inside {
     moved_to: Option<String>,
     /// What is added to, or replaces something of, its description of itself.
     metadata: Value,
+    /// What is added to each token.
+    issued: Value,
     /// What the answer to the browser has besides `code` and `state`, or instead.
     redirect: Form,
     challenges: BTreeMap<String, String>,
@@ -174,8 +176,11 @@ fn answer(port: u16, request: &Request, inside: &mut Inside) -> (&'static str, O
         }
         "/token" => {
             let n = asked("/token");
-            let issued =
+            let mut issued =
                 json!({"access_token": format!("t{n}"), "token_type": "Bearer", "expires_in": 3600, "refresh_token": format!("r{n}")});
+            for (key, value) in inside.issued.as_object().cloned().unwrap_or_default() {
+                issued[key] = value;
+            }
             let good = match form["grant_type"].as_str() {
                 "authorization_code" => {
                     let challenge = inside.challenges.remove(&form["code"]);
@@ -313,6 +318,22 @@ async fn a_sign_in_outlives_the_process_with_the_secret_of_the_client() {
     assert_eq!(bearer(&third).await.as_deref(), Some("t3"), "what the other one renewed");
     assert_eq!(stage.fake.grants().len(), 3);
     assert_eq!((stage.person.asked(), stage.fake.asked("/register").len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_renewal_asks_for_what_was_granted_and_for_nothing_else() {
+    let (stage, dir) = (Stage::new().await, TempDir::new());
+    stage.fake.inside().metadata = json!({"scopes_supported": ["read", "offline_access"]});
+    stage.fake.inside().issued = json!({"scope": "read"});
+    let oauth = stage.kept_in(dir.path().to_owned());
+    assert!(better(&oauth, &stage.fake.refuses(None)).await);
+    assert_eq!(words(&stage.fake.asked("/authorize")[0]["scope"]), ["read", "offline_access"]);
+    stage.clock.advance(HOUR);
+    assert_eq!(bearer(&oauth).await.as_deref(), Some("t2"));
+    stage.clock.advance(HOUR);
+    assert_eq!(bearer(&stage.kept_in(dir.path().to_owned())).await.as_deref(), Some("t3"));
+    let renewals = stage.fake.asked("/token").into_iter().skip(1).map(|form| form["scope"].clone());
+    assert_eq!(renewals.collect::<Vec<_>>(), ["read", "read"], "offline access was offered and not granted");
 }
 
 #[tokio::test]

@@ -155,6 +155,11 @@ impl LegacySession {
         Self { port, ..self.clone() }
     }
 
+    /// The same session with another token.
+    pub(crate) fn with_token(&self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self.clone() }
+    }
+
     /// The same session with another `Accept` header.
     pub(crate) fn accepting(&self, accept: &str) -> Self {
         Self { accept: accept.to_owned(), ..self.clone() }

@@ -15,6 +15,6 @@ mod sep1905;
 mod session;
 mod stdio;
 pub(crate) mod streamed;
-mod streams;
+pub(crate) mod streams;
 pub(crate) mod tasks;
 mod traces;

@@ -132,7 +132,7 @@ impl Call<'_, '_> {
         let cx = self.cx;
         let engine = &cx.context.engine;
         self.spec.hidden = true;
-        let hold = Hold::begin(cx.context, &self.tool, self.spec.accepts);
+        let hold = Hold::begin(cx.context, &self.tool, self.spec.accepts, cx.out.token_expires());
         let call = (&self.arguments, self.raw_arguments.clone());
         let (mut plan, waiter) = Plan::with_waiter(cx.context, self.spec.clone(), &self.tool, call, hold, (cx.id, cx.out))?;
         let keyed = self.spec.idempotency_key.is_some();

@@ -15,6 +15,8 @@ use crate::protocol::{
 impl TaskStream<'_> {
     /// Responds when the hold expires, and sends progress under the call's own token, because the task may be that of another call.
     pub(in crate::protocol::legacy) fn with_hold(mut self, hold: Option<Hold>, token: Option<&RequestId>) -> Self {
+        // A client that can resume the stream does so with another token, and waits on.
+        let hold = hold.map(|hold| if self.comes_back() { hold.beyond_token() } else { hold });
         if hold.is_some() {
             self.hold = HoldTimer::new(self.context, hold, !self.comes_back());
             self.encoder.progress_token = token.cloned();
