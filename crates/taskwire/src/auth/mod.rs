@@ -72,15 +72,19 @@ pub(crate) fn local_caller() -> CallerId {
     CallerId::new(LOCAL)
 }
 
+/// What a name begins with that is a hash.
+const HASHED: &str = "sha256:";
+
 /// The name of a caller whom somebody else knows as `name`: with a prefix that says who does, so that nobody can take the name of another
 /// one's caller. A name that is too long, or that no log and no database takes, becomes its hash.
 fn named_by(prefix: &str, name: &str) -> CallerId {
-    let fits = prefix.len() + name.len() <= CALLER_BYTES_MAX && !name.chars().any(char::is_control);
+    // Nor can anybody be called like the hash of another one's name.
+    let fits = prefix.len() + name.len() <= CALLER_BYTES_MAX && !name.chars().any(char::is_control) && !name.starts_with(HASHED);
     if fits {
         return CallerId::new(&format!("{prefix}{name}"));
     }
     let hash: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    CallerId::new(&format!("{prefix}sha256:{hash}"))
+    CallerId::new(&format!("{prefix}{HASHED}{hash}"))
 }
 
 /// What a request shows of who sent it: its headers, and where it comes from.
@@ -239,6 +243,8 @@ mod tests {
             let caller = named_by("https://idp#", name);
             assert!(caller.as_str().starts_with("https://idp#sha256:") && caller.as_str().len() <= CALLER_BYTES_MAX, "{caller:?}");
             assert_eq!(caller, named_by("https://idp#", name));
+            let claimed = caller.as_str().trim_start_matches("https://idp#");
+            assert_ne!(caller, named_by("https://idp#", claimed), "nobody can be called like it");
             assert_ne!(caller, named_by("https://idp#", &format!("{name}.")));
         }
         let just = "x".repeat(CALLER_BYTES_MAX - 2);

@@ -86,7 +86,7 @@ impl ScopeRules {
     fn needed(&self, method: &str, tool: Option<&str>) -> BTreeSet<&str> {
         let is_for = |operation: &str| match operation.strip_prefix(TOOL) {
             Some(name) => tool == Some(name),
-            None => covers(operation, method),
+            None => covers(operation, method) || also_is(method, tool).is_some_and(|method| covers(operation, method)),
         };
         let rules = self.rules.iter().filter(|(operation, _)| is_for(operation));
         rules.flat_map(|(_, scopes)| scopes.iter().map(String::as_str)).collect()
@@ -115,6 +115,17 @@ fn covers(operation: &str, method: &str) -> bool {
     operation == EVERYTHING || operation == method || group.is_some_and(|group| method.starts_with(group))
 }
 
+/// The method of the protocol that does the same, for what has a name of its own: a rule for one is a rule for the other.
+fn also_is(method: &str, tool: Option<&str>) -> Option<&'static str> {
+    match (method, tool) {
+        ("notifications/cancelled", _) | ("tools/call", Some("task_cancel")) => Some("tasks/cancel"),
+        ("tools/call", Some("task_answer")) => Some("tasks/update"),
+        ("tools/call", Some("task_wait" | "task_output")) | ("dev.taskwire/partials/read", _) => Some("tasks/get"),
+        ("tools/call", Some("task_list")) | ("dev.taskwire/tasks/list", _) => Some("tasks/list"),
+        _ => None,
+    }
+}
+
 fn joined(scopes: &BTreeSet<&str>) -> String {
     scopes.iter().copied().collect::<Vec<_>>().join(" ")
 }
@@ -122,6 +133,23 @@ fn joined(scopes: &BTreeSet<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_the_same_under_another_name_needs_the_same() {
+        let rules = ScopeRules::default().with_rule("tasks/cancel", ["stop"]).with_rule("tasks/list", ["look"]);
+        let granted = Scopes::only(["mcp"]);
+        for (method, tool, needed) in [
+            ("tasks/cancel", None, Some("stop")),
+            ("notifications/cancelled", None, Some("stop")),
+            ("tools/call", Some("task_cancel"), Some("stop")),
+            ("tools/call", Some("task_list"), Some("look")),
+            ("dev.taskwire/tasks/list", None, Some("look")),
+            ("tools/call", Some("other"), None),
+            ("tools/call", None, None),
+        ] {
+            assert_eq!(rules.lacking(&granted, method, tool).as_deref(), needed, "{method} {tool:?}");
+        }
+    }
 
     fn rules() -> ScopeRules {
         ScopeRules::default()

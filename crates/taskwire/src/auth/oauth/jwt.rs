@@ -6,6 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::auth::Denied;
 
+/// What the header of an access token may say that it is.
+const ACCESS_TOKEN_KINDS: [&str; 3] = ["JWT", "at+jwt", "application/at+jwt"];
+/// What some issuers say in the claims of their other tokens.
+const OTHER_TOKENS: [&str; 3] = ["ID", "Refresh", "Logout"];
+
 /// What a token says about itself.
 pub(super) type Claims = Map<String, Value>;
 
@@ -30,9 +35,16 @@ impl Jwt {
         if header.contains_key("crit") {
             return Err(Denied::invalid("the token has conditions that are not known here"));
         }
+        let kind = header.get("typ").and_then(Value::as_str).unwrap_or("JWT");
+        if !ACCESS_TOKEN_KINDS.iter().any(|known| known.eq_ignore_ascii_case(kind)) {
+            return Err(Denied::invalid("the token is no access token"));
+        }
         let key_id = header.get("kid").and_then(Value::as_str).map(ToOwned::to_owned);
         let (claims, signature) =
             object(claims).zip(BASE64_URL_SAFE_NO_PAD.decode(signature).ok()).ok_or_else(|| Denied::invalid("the token cannot be read"))?;
+        if claims.get("typ").and_then(Value::as_str).is_some_and(|kind| OTHER_TOKENS.contains(&kind)) {
+            return Err(Denied::invalid("the token is no access token"));
+        }
         Ok(Some(Self { algorithm, key_id, claims, message: message.to_owned(), signature }))
     }
 

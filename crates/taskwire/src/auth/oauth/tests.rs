@@ -267,6 +267,12 @@ async fn only_signatures_that_are_allowed_and_good_count() {
     let mac = Hmac::<Sha256>::new_from_slice(public.as_bytes()).expect("a key").chain_update(message).finalize().into_bytes();
     assert!(reason(outcome(&issuers, &format!("{message}.{}", encoded(&mac))).await).contains("algorithm"));
 
+    for kind in ["logout+jwt", "dpop+jwt"] {
+        let other = signer.sign_with(&json!({"alg": "ES256", "kid": "k1", "typ": kind}), &good);
+        assert!(reason(outcome(&issuers, &other).await).contains("no access token"), "{kind}");
+    }
+    let access = signer.sign_with(&json!({"alg": "ES256", "kid": "k1", "typ": "at+JWT"}), &good);
+    assert!(outcome(&issuers, &access).await.is_ok());
     let critical = signer.sign_with(&json!({"alg": "ES256", "kid": "k1", "crit": ["b64"], "b64": false}), &good);
     assert!(reason(outcome(&issuers, &critical).await).contains("conditions"));
     let token = signer.sign(&good);

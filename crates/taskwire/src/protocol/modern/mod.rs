@@ -137,6 +137,9 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
         return Reply::fault(None, &fault);
     };
     let Some(id) = &message.id else {
+        if let Err(fault) = context.authorize(origin.identity, method, None) {
+            return Reply::fault(None, &fault);
+        }
         if method == "notifications/cancelled" {
             super::on_cancelled(context, &origin.identity.caller, origin.out.byte_stream(), message.params(bytes).unwrap_or("{}"));
         }
