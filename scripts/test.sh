@@ -24,7 +24,7 @@ cargo fmt --all --check
 
 step "lints"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
-for features in client server client,ledger client,oauth client,server oauth-server postgres; do
+for features in client server client,ledger client,oauth client,server oauth-server postgres tls; do
   cargo clippy -p taskwire --no-default-features --features "$features" --quiet -- -D warnings
 done
 
@@ -40,6 +40,9 @@ without server rmcp
 without server reqwest
 without server tokio-postgres
 without server jsonwebtoken
+without server rustls
+without server ring
+without tls reqwest
 without oauth-server reqwest
 
 step "unit and integration tests"

@@ -12,7 +12,9 @@ use std::{
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use taskwire::{
+    clock::{Clock, SystemClock},
     command::{Commands, Definition, Problem, socket},
+    server::Tls,
     tool::Registry,
 };
 use tokio::{
@@ -88,6 +90,9 @@ pub(crate) struct Changes {
     changed: Vec<String>,
     removed: Vec<String>,
     unchanged: usize,
+    /// When the certificate expires that was read again, if the server has one.
+    #[serde(default)]
+    certificate: Option<String>,
     /// Keys that take effect only after a restart.
     restart: Vec<String>,
     /// Warnings, a line for each.
@@ -103,6 +108,9 @@ impl fmt::Display for Changes {
             }
         }
         write!(f, "unchanged: {}", self.unchanged)?;
+        if let Some(expires) = &self.certificate {
+            write!(f, "\ncertificate: read again, valid until {expires}")?;
+        }
         if !self.restart.is_empty() {
             let keys: Vec<String> = self.restart.iter().map(|key| format!("`{key}`")).collect();
             write!(f, "\nneeds a restart: {}", keys.join(", "))?;
@@ -152,6 +160,8 @@ pub(crate) struct LiveConfig {
     overridden_keys: Vec<&'static str>,
     registry: Registry,
     commands: Commands,
+    /// What the server speaks TLS with, if it does.
+    tls: Option<Tls>,
     served_tools: Mutex<ToolSnapshots>,
 }
 
@@ -166,10 +176,15 @@ impl LiveConfig {
         commands: Commands,
     ) -> anyhow::Result<Self> {
         let file = file.map(std::path::absolute).transpose()?;
-        let live = Self { config, file, overridden_keys, registry, commands, served_tools: Mutex::default() };
+        let live = Self { config, file, overridden_keys, registry, commands, tls: None, served_tools: Mutex::default() };
         *live.lock() = tool_snapshots(live.config.demo, &definitions);
         live.serve_tools(&live.config, definitions)?;
         Ok(live)
+    }
+
+    /// A reload reads the certificates again with which the server speaks TLS.
+    pub(crate) fn with_tls(self, tls: Option<Tls>) -> Self {
+        Self { tls, ..self }
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -193,8 +208,8 @@ impl LiveConfig {
         Ok(())
     }
 
-    /// Reloads the file and serves the tools that it has now. Running tasks go on as they were. If anything in it cannot be used, nothing
-    /// changes.
+    /// Reloads the file, and the certificates that it names, and serves the tools that it has now. Running tasks and open connections go
+    /// on as they were. If anything in it cannot be used, nothing changes.
     fn reload(&self, wanted: Option<&Path>) -> anyhow::Result<Changes> {
         let Some(file) = &self.file else {
             bail!("this server was started without a configuration file: there is nothing to read again");
@@ -211,6 +226,8 @@ impl LiveConfig {
         config.check()?;
         let secrets: Vec<String> = self.config.auth.variables().collect();
         let definitions = config.definitions(&secrets)?;
+        // A server without TLS needs a restart for it.
+        let tls = if self.tls.is_some() { config.read_tls()? } else { None };
         let new = tool_snapshots(config.demo, &definitions);
         let mut changes = Changes::between(&old, &new);
         changes.restart = self.config.restart_keys(&config, &self.overridden_keys);
@@ -218,6 +235,11 @@ impl LiveConfig {
         if *old != new {
             self.serve_tools(&config, definitions)?;
             *old = new;
+        }
+        if let (Some(tls), Some(new)) = (&self.tls, tls) {
+            tls.replace_with(&new);
+            changes.certificate = Some(new.expires().to_string());
+            changes.warnings.extend(config.tls_warnings(&new, SystemClock.now()));
         }
         Ok(changes)
     }
@@ -330,6 +352,8 @@ mod tests {
         assert_eq!(changes.to_string(), "added: x, y; changed: b; removed: c; unchanged: 2");
         assert_eq!(Changes::between(&old, &old).to_string(), "unchanged: 4");
         assert_eq!(Changes::between(&old, &ToolSnapshots::new()).to_string(), "removed: a, b, c, d; unchanged: 0");
+        let renewed = Changes { unchanged: 1, certificate: Some("2026-07-29T00:00:00.000Z".to_owned()), ..Changes::default() };
+        assert_eq!(renewed.to_string(), "unchanged: 1\ncertificate: read again, valid until 2026-07-29T00:00:00.000Z");
         let restart = Changes { restart: vec!["listen".to_owned(), "http.connections".to_owned()], ..Changes::default() };
         assert_eq!(restart.to_string(), "unchanged: 0\nneeds a restart: `listen`, `http.connections`");
     }

@@ -33,7 +33,7 @@
 //! # Features
 //! All but the last are there by default. `client` · `ledger`: the client's record on disk, in SQLite · `oauth`: its sign-ins · `server`: all else but
 //! forms and clocks, which both sides need · `oauth-server`: tokens that others issue for a server · `postgres`: a store that servers share ·
-//! `oauth-extensions`: more ways to sign in, and a second cryptographic library.
+//! `tls`: TLS by the server itself · `oauth-extensions`: more ways to sign in, and a second cryptographic library.
 
 #[cfg(feature = "server")]
 mod auth;

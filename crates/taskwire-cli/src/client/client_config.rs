@@ -62,11 +62,20 @@ pub(crate) struct ServerSettings {
     pub(crate) oauth: bool,
     /// Headers that are sent with each request. A value `"env:NAME"` is read from that environment variable. Default: `{}`.
     headers: BTreeMap<String, String>,
+    /// The certificates (PEM) to trust besides those of the machine, for an https `url`. Default: none.
+    ca: Option<PathBuf>,
+    /// The certificate (PEM) that is shown to a server which asks for one. Default: none.
+    certificate: Option<PathBuf>,
+    /// The key of that certificate (PEM). Default: none.
+    key: Option<PathBuf>,
     /// Which era of the protocol is spoken: 2026-07-28, 2025-11-25 and before, or what the server turns out to speak.
     /// Default: `"auto"`.
     pub(crate) era: EraChoice,
     #[serde(skip)]
     name: String,
+    /// The directory of the file, which paths are relative to.
+    #[serde(skip)]
+    dir: PathBuf,
 }
 
 /// Tokens must not get into logs, and headers may be tokens.
@@ -82,6 +91,9 @@ impl ServerSettings {
         self.target()?;
         if let Some(url) = &self.url {
             refuse_password(url).map_err(|reason| format!("`server.{}`: {reason}", self.name))?;
+        }
+        if self.certificate.is_some() != self.key.is_some() {
+            return Err(format!("`server.{}` needs both a `certificate` and its `key`, or neither", self.name));
         }
         match (self.oauth, &self.url, &self.token) {
             (true, None, _) => Err(format!("`server.{}`: `oauth` is for servers with a `url`", self.name)),
@@ -110,6 +122,25 @@ impl ServerSettings {
             Ok((name.clone(), self.secret(&format!("header {name}"), value, env)?))
         };
         self.headers.iter().map(header).collect()
+    }
+
+    /// The certificates to trust besides those of the machine, in PEM.
+    pub(crate) fn trusted_certificates(&self) -> Result<Option<Vec<u8>>, Problem> {
+        self.ca.as_deref().map(|path| self.read("ca", path)).transpose()
+    }
+
+    /// The certificate to show, with its key, in PEM.
+    pub(crate) fn client_certificate(&self) -> Result<Option<Vec<u8>>, Problem> {
+        let (Some(certificate), Some(key)) = (&self.certificate, &self.key) else { return Ok(None) };
+        let files = [self.read("certificate", certificate)?, self.read("key", key)?];
+        Ok(Some(files.join(&b'\n')))
+    }
+
+    fn read(&self, key: &str, path: &Path) -> Result<Vec<u8>, Problem> {
+        let path = self.dir.join(path);
+        let unreadable =
+            |error: std::io::Error| Problem::usage(format!("`server.{}.{key}`: {} cannot be read: {error}", self.name, path.display()));
+        std::fs::read(&path).map_err(unreadable)
     }
 
     /// A value, or the content of the variable that it names.
@@ -197,6 +228,7 @@ impl ClientConfig {
         let ConfigFile { default, server: mut servers } = config::parse_toml(text).map_err(|error| problem(&error.to_string()))?;
         for (name, settings) in &mut servers {
             settings.name.clone_from(name);
+            settings.dir = path.parent().unwrap_or(Path::new("")).to_owned();
             settings.check().map_err(|reason| problem(&reason))?;
         }
         if let Some(name) = default.as_ref().filter(|name| !servers.contains_key(*name)) {

@@ -142,6 +142,8 @@ impl ConnectionArgs {
             session: needs.session,
             credentials,
             headers,
+            trusted_certificates: settings.map(|known| known.trusted_certificates()).transpose()?.flatten(),
+            client_certificate: settings.map(|known| known.client_certificate()).transpose()?.flatten(),
             // This client has no language model.
             capabilities: ClientCapabilities { form: true, url: true, sampling: false, roots: None },
             stream_output: needs.stream,

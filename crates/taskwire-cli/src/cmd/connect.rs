@@ -172,7 +172,7 @@ impl Connect {
             return Ok(Transport::Http { url, token_variable: token });
         }
         let (file, config) = read_config(self.config.as_deref())?;
-        let url = if url.is_empty() { address(&config.listen)? } else { url };
+        let url = if url.is_empty() { address(&config.listen, config.tls.is_some())? } else { url };
         match config.auth.callers().next().filter(|_| token.is_none()) {
             Some((caller, variable)) => {
                 let variable = variable.unwrap_or(TOKEN_VARIABLE).to_owned();
@@ -366,8 +366,9 @@ fn read_config(named: Option<&Path>) -> Result<(PathBuf, Config), Problem> {
 }
 
 /// The URL by which this machine reaches a server that listens there.
-fn address(listen: &str) -> Result<String, Problem> {
-    let Ok(address) = listen.parse::<SocketAddr>() else { return Ok(format!("http://{listen}/mcp")) };
+fn address(listen: &str, speaks_tls: bool) -> Result<String, Problem> {
+    let scheme = if speaks_tls { "https" } else { "http" };
+    let Ok(address) = listen.parse::<SocketAddr>() else { return Ok(format!("{scheme}://{listen}/mcp")) };
     if address.port() == 0 {
         return Err(Problem::usage("the server listens on a port that is chosen at its start: name one in `listen`, or give --url"));
     }
@@ -376,7 +377,7 @@ fn address(listen: &str) -> Result<String, Problem> {
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    Ok(format!("http://{}/mcp", SocketAddr::new(ip, address.port())))
+    Ok(format!("{scheme}://{}/mcp", SocketAddr::new(ip, address.port())))
 }
 
 /// The path of this program, for others to start.
@@ -415,12 +416,13 @@ mod tests {
 
     #[test]
     fn an_address_that_means_all_of_them_is_this_machine() {
-        let at = |listen: &str| address(listen).map_err(|_| ());
+        let at = |listen: &str| address(listen, false).map_err(|_| ());
         assert_eq!(at("127.0.0.1:8787"), Ok("http://127.0.0.1:8787/mcp".to_owned()));
         assert_eq!(at("0.0.0.0:80"), Ok("http://127.0.0.1:80/mcp".to_owned()));
         assert_eq!(at("[::]:80"), Ok("http://[::1]:80/mcp".to_owned()));
         assert_eq!(at("localhost:80"), Ok("http://localhost:80/mcp".to_owned()));
         assert_eq!(at("127.0.0.1:0"), Err(()));
+        assert_eq!(address("0.0.0.0:443", true).ok().as_deref(), Some("https://127.0.0.1:443/mcp"));
     }
 
     #[test]

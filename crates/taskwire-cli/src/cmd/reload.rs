@@ -21,9 +21,10 @@ const EXAMPLES: &str = "Examples:
   taskwire reload --data /var/lib/taskwire the one with tasks there
 
 Tools that were added, changed or removed take effect at once, and clients are
-notified. Running tasks go on as they were. Other keys need a restart; it says
-which. A file that cannot be used is refused with line and column, and
-everything stays as it was. SIGHUP does the same, and tells the server's log.
+notified. Running tasks go on as they were. The certificates of [tls] are read
+again, for new connections. Other keys need a restart; it says which. A file
+that cannot be used is refused with line and column, and everything stays as it
+was. SIGHUP does the same, and tells the server's log.
 
 Exit codes:
   0  it was read

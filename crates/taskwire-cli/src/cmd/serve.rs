@@ -12,8 +12,9 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use taskwire::{
+    clock::{Clock, SystemClock},
     command::{Commands, Definition, Supervisor},
-    server::{self, Server},
+    server::{self, Server, Tls},
     store,
     tool::{Provider, Registry},
 };
@@ -94,6 +95,8 @@ pub(crate) struct ServerSetup {
     definitions: Vec<Definition>,
     /// `None` for standard input and output.
     address: Option<SocketAddr>,
+    /// What it speaks TLS with there, if it does.
+    tls: Option<Tls>,
     /// The address that has nothing but `/metrics`.
     metrics: Option<SocketAddr>,
     file: Option<PathBuf>,
@@ -138,16 +141,18 @@ impl Serve {
         }
         let definitions = config.definitions(&[])?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
+        let tls = if self.stdio { None } else { config.read_tls()? };
         // It was checked with the settings.
         let metrics = config.metrics.address().map_err(anyhow::Error::msg)?;
-        Ok(ServerSetup { config, store, settings, definitions, address, metrics, file: self.config, overridden_keys })
+        Ok(ServerSetup { config, store, settings, definitions, address, tls, metrics, file: self.config, overridden_keys })
     }
 }
 
 impl ServerSetup {
     fn run(self) -> anyhow::Result<()> {
         logging::begin(self.config.log_format, USUAL_LOG);
-        for warning in self.config.warnings(&self.definitions) {
+        let of_tls = self.tls.iter().flat_map(|tls| self.config.tls_warnings(tls, SystemClock.now()));
+        for warning in self.config.warnings(&self.definitions).into_iter().chain(of_tls) {
             match self.config.log_format {
                 LogFormat::Text => stderr::write(&format!("{}\n", escape::line(&warning))),
                 LogFormat::Json => tracing::warn!("{}", warning.trim_start_matches("warning: ")),
@@ -184,12 +189,12 @@ impl ServerSetup {
 
     /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
-        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, metrics } = self;
+        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, tls, metrics } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
         let live = LiveConfig::start(config, definitions, file.as_deref(), overridden_keys, registry.clone(), commands.clone())?;
-        let live = Arc::new(live);
+        let live = Arc::new(live.with_tls(tls));
         let count = registry.tools().len();
         let provider = commands.with_retired_tool(registry);
         let server = match store {
@@ -245,7 +250,7 @@ impl ServerSetup {
         };
         // Before anybody can connect.
         let stop = stop_signal()?;
-        let definitions = self.definitions.clone();
+        let (definitions, tls) = (self.definitions.clone(), self.tls.clone());
         let mut leader = self.start_server(store).await?;
         let joinable = Mutex::new(leader.joinable.take());
         // Disconnect the joined processes first: their calls go on with the next server.
@@ -263,7 +268,10 @@ impl ServerSetup {
             Some(listener) => {
                 let addresses = (listener.local_addr()?, leader.metrics.as_ref().map(|metrics| metrics.address));
                 println!("{}", banner(addresses, leader.live.config(), &leader.kind, &definitions, leader.count));
-                leader.server.serve(listener, stop).await
+                match tls {
+                    None => leader.server.serve(listener, stop).await,
+                    Some(tls) => leader.server.serve_tls(listener, tls, stop).await,
+                }
             }
         };
         cut_off().await;
@@ -396,7 +404,8 @@ fn banner(
         StoreKind::Postgres(_) => format!("tasks in PostgreSQL, as node {}", config.node_name()),
     };
     let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
-    let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  http://{address}/mcp\n");
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  {scheme}://{address}/mcp\n");
     if let Some(metrics) = metrics {
         text.push_str(&format!("  metrics   http://{metrics}/metrics\n"));
     }
@@ -407,7 +416,8 @@ fn banner(
         Some(command) => Some(example(command)),
         None => config.demo.then(|| "countdown from=5".to_owned()),
     };
-    if let Some(example) = example.filter(|_| !config.auth.is_required()) {
+    // By TLS a client must know the certificate's authority, and the name in it.
+    if let Some(example) = example.filter(|_| !config.auth.is_required() && config.tls.is_none()) {
         text.push_str(&format!("  try it    taskwire call http://{address}/mcp {example}\n"));
     }
     text

@@ -28,6 +28,8 @@ pub(crate) struct AuthTable {
     tokens: Vec<TokenTable>,
     issuers: Vec<IssuerTable>,
     trusted_proxy: Option<TrustedProxyTable>,
+    /// Whether the certificate that a client shows says who calls: `cert:` and its name. Needs `tls.client_ca`. Default: `false`.
+    pub(crate) client_certificates: bool,
     /// The URL by which clients know this server, with `issuers`. Its host may be addressed. Default: none.
     resource: Option<String>,
     /// How much the clocks of issuers may differ, at most `"10m"`. Default: `"60s"`.
@@ -146,12 +148,15 @@ fn variable(text: &str) -> Option<&str> {
 impl AuthTable {
     /// Whether callers must show who they are.
     pub(crate) fn is_required(&self) -> bool {
-        !self.tokens.is_empty() || !self.issuers.is_empty() || self.trusted_proxy.is_some()
+        !self.tokens.is_empty() || !self.issuers.is_empty() || self.trusted_proxy.is_some() || self.client_certificates
     }
 
     /// Who may call, and the host by which they may address the server besides others. `tools` are those that rules can be for.
     pub(super) fn resolve(&self, sources: &SecretSources<'_>, tools: &[&str]) -> Result<(Callers, Option<String>), Misfit> {
         let mut callers = Callers::default().with_tokens(self.known_tokens(sources)?).with_scope_rules(self.scope_rules(tools)?);
+        if self.client_certificates {
+            callers = callers.with_client_certificates();
+        }
         if let Some(proxy) = &self.trusted_proxy {
             callers = callers.with_proxy(proxy.resolve()?);
         }

@@ -13,10 +13,12 @@ const RELOADABLE_KEYS: [&str; 2] = ["demo", "tool"];
 impl Config {
     /// The changed keys that a running server applies only after a restart. Keys in `overridden_keys` do not count: the command line
     /// decides them.
-    pub(crate) fn restart_keys(&self, new: &Self, overridden_keys: &[&str]) -> Vec<String> {
-        let (old, new) = (flat(&self.source.text), flat(&new.source.text));
+    pub(crate) fn restart_keys(&self, new_config: &Self, overridden_keys: &[&str]) -> Vec<String> {
+        let (old, new) = (flat(&self.source.text), flat(&new_config.source.text));
         let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-        let is_live = |key: &str| RELOADABLE_KEYS.contains(&key) || overridden_keys.contains(&key);
+        // Another certificate is one thing, to begin or to end with TLS is another.
+        let has_tls = self.tls.is_some() && new_config.tls.is_some();
+        let is_live = |key: &str| RELOADABLE_KEYS.contains(&key) || overridden_keys.contains(&key) || (has_tls && key.starts_with("tls."));
         let differs = |key: &str| {
             let (old, new) = (old.get(key), new.get(key));
             // To write down the default changes nothing.
@@ -91,6 +93,10 @@ mod tests {
         assert_eq!(keys("", "data = \"b\"\ndemo = true\ninline_bytes = 32768\n[[tool]]\nname = \"a\"\ncommand = [\"true\"]"), [""; 0]);
         assert_eq!(keys("", "hold = \"45s\"\npage_len = 250\nlisten = \"127.0.0.1:8787\""), [""; 0], "these are the defaults");
         assert_eq!(keys("hold = \"60s\"", "hold = \"1m\""), [""; 0], "the same in other words");
+        let tls = "[tls]\ncertificate = \"a\"\nkey = \"b\"";
+        assert_eq!(keys("", tls), ["tls.certificate", "tls.key"]);
+        assert_eq!(keys(tls, ""), ["tls.certificate", "tls.key"]);
+        assert_eq!(keys(tls, "[tls]\ncertificate = \"c\"\nkey = \"b\"\nclient_ca = \"d\""), [""; 0], "a reload takes them over");
         assert_eq!(keys("", "instructions = \"Be kind\"\nhold = \"1s\"\ninline_bytes = 999"), ["hold", "inline_bytes", "instructions"]);
     }
 }

@@ -12,6 +12,7 @@ mod postgres;
 mod reference;
 mod store;
 mod time;
+mod tls;
 mod tool;
 
 use std::{
@@ -37,6 +38,7 @@ use metrics::MetricsTable;
 use postgres::PostgresTable;
 pub(crate) use store::{OpenedStore, Secret, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
+use tls::TlsTable;
 use tool::{FileDefaults, ToolTable};
 
 use crate::logging::LogFormat;
@@ -126,6 +128,7 @@ pub(crate) struct Config {
     postgres: PostgresTable,
     http: HttpTable,
     legacy: LegacyTable,
+    pub(crate) tls: Option<TlsTable>,
     pub(crate) auth: AuthTable,
     pub(crate) metrics: MetricsTable,
     tool: Vec<ToolTable>,
@@ -174,6 +177,7 @@ impl Default for Config {
             postgres: PostgresTable::default(),
             http: HttpTable::default(),
             legacy: LegacyTable::default(),
+            tls: None,
             auth: AuthTable::default(),
             metrics: MetricsTable::default(),
             tool: Vec::new(),
@@ -418,6 +422,7 @@ impl Config {
         })?;
         config.auth = Arc::new(callers);
         config.http.allowed_hosts.extend(host);
+        self.check_tls()?;
         config.metrics = self.metrics.is_enabled();
         self.metrics.address().map_err(|message| self.refuse(&["metrics", "listen"], &message))?;
         check(&config).map_err(|(key, reason)| {

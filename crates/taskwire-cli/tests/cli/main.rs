@@ -25,6 +25,7 @@ mod tasks;
 mod terminal;
 #[path = "../../../taskwire/src/testing.rs"]
 mod testing;
+mod tls;
 mod tools;
 mod user;
 mod watch;

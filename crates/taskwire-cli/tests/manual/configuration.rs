@@ -12,6 +12,7 @@ use super::{
     limits::LimitsTable,
     metrics::MetricsTable,
     postgres::PostgresTable,
+    tls::TlsTable,
     tool::ToolTable,
 };
 use crate::{
@@ -37,8 +38,8 @@ program refuses a file with a mistake. It says the line, the column and what to 
 | bytes | a whole number, in bytes: `32768` |
 | number | a whole number: `250` |
 
-Paths are relative to the file that has them. `taskwire reload` and SIGHUP take over changes of `demo` and `[[tool]]`; all other keys
-need a restart, and `reload` says which.
+Paths are relative to the file that has them. `taskwire reload` and SIGHUP take over changes of `demo`, `[[tool]]` and `[tls]`; all
+other keys need a restart, and `reload` says which.
 ";
 
 const SERVER: &str = "
@@ -77,8 +78,8 @@ const AUTH: &str = "
 tokens = [{ token = \"env:TASKWIRE_TOKEN\", caller = \"ci\" }]
 ```
 
-Without any of `tokens`, `issuers` and `trusted_proxy`, everybody who reaches the server is one caller. [Operating](operating.md#who-may-call)
-has examples, and says what a caller may see.
+Without any of `tokens`, `issuers`, `trusted_proxy` and `client_certificates`, everybody who reaches the server is one caller.
+[Operating](operating.md#who-may-call) has examples, and says what a caller may see.
 ";
 
 const TOKENS: &str = "
@@ -109,6 +110,18 @@ const METRICS: &str = "
 ## `[metrics]`
 
 [Operating](operating.md#metrics) says what there is to read.
+";
+
+const TLS: &str = "
+## `[tls]`
+
+```toml
+[tls]
+certificate = \"cert.pem\"
+key = \"key.pem\"
+```
+
+For a server that speaks TLS itself, because no proxy stands in front of it. [Operating](operating.md#tls) says how.
 ";
 
 const TOOL: &str = "
@@ -290,6 +303,7 @@ fn the_configuration_reference_is_what_the_source_says() {
     add(&mut page, ISSUERS, &keys::<IssuerTable>(AUTH_SOURCE, "IssuerTable"));
     add(&mut page, INTROSPECTION, &keys::<IntrospectionTable>(AUTH_SOURCE, "IntrospectionTable"));
     add(&mut page, TRUSTED_PROXY, &keys::<TrustedProxyTable>(AUTH_SOURCE, "TrustedProxyTable"));
+    add(&mut page, TLS, &keys::<TlsTable>(include_str!("../../src/config/tls.rs"), "TlsTable"));
     add(&mut page, TOOL, &tool_keys());
     add(&mut page, CLIENT, &keys::<ConfigFile>(CLIENT_SOURCE, "ConfigFile"));
     add(&mut page, KNOWN, &keys::<ServerSettings>(CLIENT_SOURCE, "ServerSettings"));

@@ -5,7 +5,7 @@ use super::{Authenticate, Denied};
 /// The header for a request of which nobody knows who sent it; none if its sender cannot help it.
 pub(crate) fn for_denied(auth: &dyn Authenticate, denied: &Denied) -> Option<String> {
     let error = match denied {
-        Denied::Missing => None,
+        Denied::Missing | Denied::Certificate(_) => None,
         Denied::Malformed(why) => Some(("invalid_request", why.as_str())),
         Denied::Invalid(why) => Some(("invalid_token", why.as_str())),
         Denied::Unavailable(_) => return None,

@@ -4,6 +4,7 @@
 //! configuration becomes. Of what a request shows, nothing is kept or logged but the caller's name.
 
 mod callers;
+mod certificate;
 pub(crate) mod challenge;
 mod metadata;
 #[cfg(feature = "oauth-server")]
@@ -26,6 +27,7 @@ use taskwire_core::{CallerId, Timestamp};
 pub use self::oauth::{Introspection, InvalidIssuer, Issuer, Issuers};
 pub use self::{
     callers::Callers,
+    certificate::Certificate,
     metadata::ProtectedResource,
     proxy::{Network, TrustedProxy},
     scopes::{ScopeRules, Scopes},
@@ -44,7 +46,7 @@ pub struct Identity {
     pub caller: CallerId,
     /// What it may do.
     pub scopes: Scopes,
-    /// When its token expires, with which its streams and waiting calls end; never if absent.
+    /// When its token or certificate expires, with which its streams and waiting calls end; never if absent.
     pub expires: Option<Timestamp>,
 }
 
@@ -87,11 +89,12 @@ fn named_by(prefix: &str, name: &str) -> CallerId {
     CallerId::new(&format!("{prefix}{HASHED}{hash}"))
 }
 
-/// What a request shows of who sent it: its headers, and where it comes from.
+/// What a request shows of who sent it: its headers, where it comes from, and the certificate of its connection.
 #[derive(Clone, Copy)]
 pub struct RequestCredentials<'a> {
     headers: &'a HeaderMap,
     address: Option<IpAddr>,
+    certificate: Option<&'a Certificate>,
     now: Timestamp,
 }
 
@@ -104,7 +107,12 @@ impl fmt::Debug for RequestCredentials<'_> {
 
 impl<'a> RequestCredentials<'a> {
     pub(crate) fn new(headers: &'a HeaderMap, address: Option<IpAddr>, now: Timestamp) -> Self {
-        Self { headers, address, now }
+        Self { headers, address, certificate: None, now }
+    }
+
+    /// On a connection whose client has shown this certificate.
+    pub(crate) fn with_certificate(self, certificate: Option<&'a Certificate>) -> Self {
+        Self { certificate, ..self }
     }
 
     /// The header `Authorization`.
@@ -122,6 +130,12 @@ impl<'a> RequestCredentials<'a> {
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         self.address
+    }
+
+    /// The certificate that the client has shown, if any: one of an authority that the server trusts.
+    #[must_use]
+    pub fn certificate(&self) -> Option<&'a Certificate> {
+        self.certificate
     }
 
     /// The time now.
@@ -174,6 +188,9 @@ pub enum Denied {
     /// Its token is unknown or expired, or not meant for this server.
     #[error("{0}: send a known token as `Authorization: Bearer …`")]
     Invalid(String),
+    /// Its connection has no certificate that says who calls.
+    #[error("{0}: connect with a client certificate that is valid here")]
+    Certificate(String),
     /// Somebody has to be asked who does not answer just now.
     #[error("{0}: try again in a moment")]
     Unavailable(String),

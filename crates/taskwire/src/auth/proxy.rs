@@ -26,10 +26,15 @@ impl TrustedProxy {
         Ok(Self { header, from })
     }
 
+    /// Whether a request comes from the proxy.
+    pub(super) fn has_sent(&self, credentials: RequestCredentials<'_>) -> bool {
+        let address = credentials.address().map(|address| address.to_canonical());
+        address.is_some_and(|address| self.from.iter().any(|network| network.contains(address)))
+    }
+
     /// The caller that the proxy names; none if it names none, or if the request does not come from it.
     pub(super) fn identify(&self, credentials: RequestCredentials<'_>) -> Option<Result<Identity, Denied>> {
-        let address = credentials.address()?.to_canonical();
-        if !self.from.iter().any(|network| network.contains(address)) {
+        if !self.has_sent(credentials) {
             return None;
         }
         let mut values = credentials.values(&self.header);

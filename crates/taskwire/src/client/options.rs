@@ -24,6 +24,10 @@ pub struct Options {
     pub credentials: Option<Arc<dyn Credentials>>,
     /// Sent with each HTTP request.
     pub headers: Vec<(String, String)>,
+    /// Certificates that are trusted besides those of the machine, in PEM.
+    pub trusted_certificates: Option<Vec<u8>>,
+    /// A certificate with its key, in PEM, that is shown to a server which asks for one.
+    pub client_certificate: Option<Vec<u8>>,
     /// What a tool may ask the client for.
     pub capabilities: ClientCapabilities,
     /// Answers the questions of [`Client::call`](super::Client::call) and [`Call::finish`](super::Call::finish). Without it,
@@ -50,6 +54,8 @@ impl Default for Options {
             session: None,
             credentials: None,
             headers: Vec::new(),
+            trusted_certificates: None,
+            client_certificate: None,
             capabilities: ClientCapabilities::default(),
             question_handler: None,
             stream_output: true,

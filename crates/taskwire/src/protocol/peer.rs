@@ -9,6 +9,8 @@ use std::{
 
 use taskwire_core::{TaskId, Timestamp, Version};
 
+use crate::auth::Certificate;
+
 /// The server forgets all tasks at this number. A client then only gets its next status at once.
 const TASKS_MAX: usize = 256;
 
@@ -19,6 +21,8 @@ pub(crate) struct Peer {
     local: bool,
     /// The address at its other end, if it is one of the network.
     address: Option<IpAddr>,
+    /// The certificate that its client has shown, if any.
+    certificate: Option<Certificate>,
 }
 
 /// When a status of a task was sent, and which.
@@ -36,6 +40,15 @@ impl Peer {
 
     pub(crate) fn at(address: IpAddr) -> Self {
         Self { address: Some(address), ..Self::default() }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_certificate(self, certificate: Option<Certificate>) -> Self {
+        Self { certificate, ..self }
+    }
+
+    pub(crate) fn certificate(&self) -> Option<&Certificate> {
+        self.certificate.as_ref()
     }
 
     pub(crate) fn address(&self) -> Option<IpAddr> {

@@ -2,7 +2,7 @@
 
 mod work;
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -12,10 +12,12 @@ use tokio::{
 #[cfg(feature = "oauth-server")]
 pub use crate::auth::{Introspection, InvalidIssuer, Issuer, Issuers};
 pub use crate::transport::bridge::{Bridge, Dial};
+#[cfg(feature = "tls")]
+pub use crate::transport::tls::{InvalidTls, Tls, TlsSettings};
 pub use crate::{
     auth::{
-        Authenticate, Callers, Denied, Identification, Identity, Network, ProtectedResource, RequestCredentials, ScopeRules, Scopes,
-        Tokens, TrustedProxy,
+        Authenticate, Callers, Certificate, Denied, Identification, Identity, Network, ProtectedResource, RequestCredentials, ScopeRules,
+        Scopes, Tokens, TrustedProxy,
     },
     config::{Config, FirstAnswer, HttpConfig, LegacyConfig, ResponseMode},
     engine::{Coalesce, Config as EngineConfig},
@@ -90,8 +92,20 @@ impl Server {
     /// # Errors
     /// When the store has failed: the server cannot store anything any more, and only a restart helps.
     pub async fn serve(&self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        self.serve_until(transport::http::accept(self.0.clone(), listener), shutdown).await
+    }
+
+    /// As [`serve`](Self::serve), over TLS.
+    ///
+    /// # Errors
+    /// When the store has failed: the server cannot store anything any more, and only a restart helps.
+    #[cfg(feature = "tls")]
+    pub async fn serve_tls(&self, listener: TcpListener, tls: Tls, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        self.serve_until(transport::tls::accept(self.0.clone(), listener, tls), shutdown).await
+    }
+
+    async fn serve_until(&self, accept: impl Future<Output = Infallible>, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
         self.recover();
-        let accept = transport::http::accept(self.0.clone(), listener);
         tokio::pin!(accept);
         tokio::select! {
             never = &mut accept => match never {},

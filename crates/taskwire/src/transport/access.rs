@@ -25,7 +25,7 @@ pub(super) async fn identify(context: &Context, peer: &Peer, headers: &HeaderMap
     if peer.is_local() {
         return Ok(Identity::local());
     }
-    let credentials = RequestCredentials::new(headers, peer.address(), context.engine.clock().now());
+    let credentials = RequestCredentials::new(headers, peer.address(), context.engine.clock().now()).with_certificate(peer.certificate());
     let identified = context.config.auth.identify(credentials).outcome().await;
     identified.map_err(|denied| {
         tracing::debug!(%denied, "it is not known who sent a request");
@@ -36,7 +36,7 @@ pub(super) async fn identify(context: &Context, peer: &Peer, headers: &HeaderMap
 fn refusal(context: &Context, denied: &Denied) -> Fault {
     let challenge = challenge::for_denied(&*context.config.auth, denied);
     match denied {
-        Denied::Missing | Denied::Invalid(_) => Fault::challenged(401, denied.to_string(), challenge),
+        Denied::Missing | Denied::Invalid(_) | Denied::Certificate(_) => Fault::challenged(401, denied.to_string(), challenge),
         Denied::Malformed(_) => Fault::challenged(400, denied.to_string(), challenge),
         Denied::Unavailable(_) => Fault::new(503, code::UNAVAILABLE, denied.to_string()),
     }

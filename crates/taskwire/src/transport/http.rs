@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use taskwire_core::wire::{IncomingMessage, code};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, TcpStream, UnixListener},
     sync::mpsc,
     task::JoinSet,
 };
@@ -61,17 +61,27 @@ pub(super) const BYTE_STREAM_HEADER: &str = "taskwire-stream";
 pub(super) const SHUTTING_DOWN_HEADER: &str = "taskwire-leaving";
 
 pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> Infallible {
+    accept_for(endpoint, listener, connection).await
+}
+
+/// Accepts connections for `serve`, as many at one time as there may be.
+pub(super) async fn accept_for<F: Future<Output = ()> + Send + 'static>(
+    endpoint: Arc<Endpoint>,
+    listener: TcpListener,
+    serve: impl Fn(Arc<Endpoint>, TcpStream, Peer, Arc<ConnectionSlot>) -> F,
+) -> Infallible {
     let slots = connection_slots(&endpoint);
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let slot = slots.acquire().await;
-                let endpoint = endpoint.clone();
                 endpoint.connections.send_modify(|open| *open += 1);
+                let closed = ConnectionCount(endpoint.clone());
                 let _ = stream.set_nodelay(true);
+                let served = serve(endpoint.clone(), stream, Peer::at(from.ip()), slot);
                 tokio::spawn(async move {
-                    let _closed = ConnectionCount(endpoint.clone());
-                    connection(endpoint, stream, Peer::at(from.ip()), slot).await;
+                    let _closed = closed;
+                    served.await;
                 });
             }
             Err(error) => {
@@ -125,7 +135,7 @@ fn connection_slots(endpoint: &Endpoint) -> Arc<ConnectionSlots> {
     ConnectionSlots::new(http.connections, http.idle_connections)
 }
 
-async fn connection(
+pub(super) async fn connection(
     endpoint: Arc<Endpoint>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,

@@ -1,4 +1,5 @@
-//! Bytes to messages and back: Streamable HTTP, byte streams, and the bridge to another process's server. Knows few methods and no task.
+//! Bytes to messages and back: Streamable HTTP, TLS, byte streams, and the bridge to another process's server. Knows few methods and no
+//! task.
 
 mod access;
 mod body_budget;
@@ -9,6 +10,8 @@ pub(crate) mod http;
 mod reply_body;
 pub(crate) mod scrape;
 pub(crate) mod stdio;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 mod write_timeout;
 
 use std::sync::Arc;

@@ -69,14 +69,17 @@ impl<T: Write + Unpin> Write for WriteTimeoutIo<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        ready!(Pin::new(&mut self.io).poll_flush(context))?;
+        // TLS has taken what it still has to write.
+        let poll = Pin::new(&mut self.io).poll_flush(context);
+        ready!(self.check(poll, context))?;
         // hyper flushes when it has written everything.
         self.slot.flushed();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
+        let poll = Pin::new(&mut self.io).poll_shutdown(context);
+        self.check(poll, context)
     }
 
     fn is_write_vectored(&self) -> bool {

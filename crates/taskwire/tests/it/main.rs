@@ -32,6 +32,7 @@ mod store;
 mod tasks;
 #[path = "../../src/testing.rs"]
 mod testing;
+mod tls;
 mod tool_harness;
 mod traces;
 mod typed;

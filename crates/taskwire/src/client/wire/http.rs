@@ -49,7 +49,7 @@ impl Http {
             let (name, value) = header(name, value).map_err(|reason| Error::Target(format!("the header `{name}` {reason}")))?;
             fixed.append(name, value);
         }
-        Ok(Self { client: client()?, url: url.to_owned(), options, fixed, signing: AtomicUsize::new(0) })
+        Ok(Self { client: client(&options)?, url: url.to_owned(), options, fixed, signing: AtomicUsize::new(0) })
     }
 
     /// Whether a person is signing in, which has no request timeout.
@@ -244,11 +244,23 @@ fn redirect(attempt: Attempt<'_>) -> Action {
     }
 }
 
-pub(crate) fn client() -> Result<reqwest::Client, Error> {
+fn client(options: &Options) -> Result<reqwest::Client, Error> {
     // If another provider is installed already, that one is used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().redirect(Policy::custom(redirect)).tcp_nodelay(true);
-    let builder = builder.tcp_keepalive(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10));
+    let mut builder = builder.tcp_keepalive(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10));
+    if let Some(pem) = &options.trusted_certificates {
+        let unusable = |error| Error::Target(format!("the certificates to trust cannot be used: {}", innermost_cause(&error)));
+        let certificates = reqwest::Certificate::from_pem_bundle(pem).map_err(unusable)?;
+        if certificates.is_empty() {
+            return Err(Error::Target("there is no certificate to trust in what was given for it".to_owned()));
+        }
+        builder = builder.tls_certs_merge(certificates);
+    }
+    if let Some(pem) = &options.client_certificate {
+        let unusable = |error| Error::Target(format!("the client's certificate cannot be used: {}", innermost_cause(&error)));
+        builder = builder.identity(reqwest::Identity::from_pem(pem).map_err(unusable)?);
+    }
     builder.build().map_err(|error| Error::Target(format!("HTTP cannot be used: {}", innermost_cause(&error))))
 }
 
