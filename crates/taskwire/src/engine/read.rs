@@ -14,15 +14,15 @@ use crate::store::{self, Cursor, Page};
 const AWAY_DELAY: Duration = Duration::from_millis(200);
 
 impl Engine {
-    /// The task, if `caller` owns it. To any other caller it does not exist.
+    /// The task, if `caller` owns it. To any other caller it does not exist, and takes as long as one that never was: what is in memory is
+    /// not looked at, and what is stored is not read.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub async fn task(&self, caller: &CallerId, id: TaskId) -> Result<Option<Arc<Task>>, Error> {
-        match self.any_task(id).await {
-            // To a caller that does not own it, a corrupt task does not exist either.
-            Err(Error::Corrupt(_)) if self.owner(id).await.is_ok_and(|owner| owner.as_ref() != Some(caller)) => Ok(None),
-            found => Ok(found?.filter(|task| task.spec.caller == *caller)),
+        match self.0.recent.task(id).filter(|task| task.spec.caller == *caller) {
+            Some(task) => Ok(Some(task)),
+            None => self.checked(self.0.reader.task_of(caller, id).await),
         }
     }
 
@@ -77,13 +77,5 @@ impl Engine {
     /// One event of a task.
     pub(super) async fn event(&self, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
         self.checked(self.0.reader.event(id, version).await)
-    }
-
-    /// Who owns a task.
-    pub(crate) async fn owner(&self, id: TaskId) -> Result<Option<CallerId>, Error> {
-        match self.0.recent.task(id) {
-            Some(task) => Ok(Some(task.spec.caller.clone())),
-            None => self.checked(self.0.reader.owner(id).await),
-        }
     }
 }

@@ -36,6 +36,12 @@ pub trait Reader: Send + Sync + 'static {
     /// The task as of the last commit.
     fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>>;
 
+    /// The task, if it is this caller's. A store that serves several callers takes as long for another caller's task as for one that never
+    /// was, however large that is.
+    fn task_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, Option<Arc<Task>>> {
+        Either::Right(Box::pin(async move { Ok(self.task(id).await?.filter(|task| task.spec.caller == *caller)) }))
+    }
+
     /// One event of a task.
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>>;
 

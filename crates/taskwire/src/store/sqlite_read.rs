@@ -322,6 +322,16 @@ impl Reader for SqliteReader {
         at_once(read.map(|task| task.map(Arc::new)))
     }
 
+    fn task_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, Option<Arc<Task>>> {
+        let read = self.of_task(id, |connection| {
+            let moment = connection.unchecked_transaction()?;
+            // Of another caller's task nothing but its owner is looked at, not even whether it is damaged.
+            let mut statement = moment.prepare_cached("SELECT 1 FROM task WHERE id = ? AND caller = ?")?;
+            if statement.exists(params![&id.as_bytes()[..], caller.as_str()])? { read_task(&moment, id) } else { Ok(None) }
+        });
+        at_once(read.map(|task| task.map(Arc::new)))
+    }
+
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
         at_once(self.of_task(id, |connection| read_event(connection, id, version)))
     }

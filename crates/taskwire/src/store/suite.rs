@@ -574,6 +574,8 @@ fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut l
     lab.run(&mut mine, &keyed("me"));
     assert_eq!(lab.reader().owner(mine.id).wait().expect("the owner is read"), Some(CallerId::new("me")));
     assert_eq!(lab.reader().owner(yours.id).wait().expect("the owner is read"), None);
+    let is_there = |caller, id| lab.reader().task_of(&CallerId::new(caller), id).wait().expect("the task is read").is_some();
+    assert_eq!([("me", mine.id), ("you", mine.id), ("me", yours.id)].map(|(caller, id)| is_there(caller, id)), [true, false, false]);
     assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
     lab.run(&mut yours, &keyed("you"));
     lab.run(&mut mine, &ends()[0]);

@@ -349,7 +349,7 @@ async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot
             Err(fault) => reply_response(Reply::fault(None, &fault)),
         };
     }
-    let listening = match legacy::open_get_stream(&context, caller, session, version, text(headers, "last-event-id")).await {
+    let listening = match legacy::open_get_stream(&context, &identity, session, version, text(headers, "last-event-id")).await {
         Ok(Some(listening)) => listening,
         // Nothing follows. With this status a client does not ask again.
         Ok(None) => return reply_response(Reply::new(204, Vec::new())),

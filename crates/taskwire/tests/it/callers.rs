@@ -280,6 +280,30 @@ async fn a_session_asks_for_scopes_in_the_same_way() {
     rich.ok("tasks/list", json!({})).await;
 }
 
+#[tokio::test]
+async fn who_comes_back_to_a_result_needs_what_whoever_asks_for_it_needs() {
+    let provider = Provider::start().await;
+    let rules = ScopeRules::default().with_rule("tasks/result", ["results"]);
+    let (server, _) = guarded(&provider, rules, registry([quick("quick").task(TaskMode::Always)])).await;
+    let token = |scope: &str| provider.token(json!({"scope": scope}));
+    let rich = LegacySession::of(server.port, Some(&token("results")), LATEST, json!({})).await;
+    let id = rich.start("quick", json!({})).await;
+    rich.result(&id).await;
+    let poor = rich.with_token(&token(""));
+    assert_eq!(poor.raw("tasks/result", json!({"taskId": id})).await.status, 403);
+    // An event id is easily written: it has a part of the session's id, the task's, and that of a request (`MTIz` is 123).
+    for kind in ["r", "c", "p"] {
+        let event_id = format!("{}.{kind}.{id}.MTIz.0.0.0", &rich.session()[..8]);
+        let last = [("Last-Event-ID", event_id.as_str())];
+        let refusal = poor.http("GET", &last).await;
+        let (status, challenge) = refused(&refusal);
+        assert!(status == 403 && challenge.contains("scope=\"results\""), "{kind}: {status} {challenge}");
+        let response = rich.http("GET", &last).await;
+        let has_result = kind == "p" || String::from_utf8_lossy(&response.body).contains("done");
+        assert!(response.status == 200 && has_result, "{kind}: {response:?}");
+    }
+}
+
 // What ends with a token.
 
 #[tokio::test]

@@ -11,6 +11,7 @@ mod held;
 mod hidden;
 mod http;
 mod idempotency;
+mod isolation;
 mod kit;
 mod legacy;
 mod listing;

@@ -20,6 +20,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::JoinHandle,
+    time::Instant,
 };
 use tokio_rustls::TlsConnector;
 
@@ -43,12 +44,16 @@ pub(super) struct Answer {
 pub(super) trait Fetch: fmt::Debug + Send + Sync {
     /// Gets what is at a URL, or posts a form to it. The error says what went wrong, for the log.
     fn fetch<'a>(&'a self, url: &'a str, form: Option<Form>) -> BoxFuture<'a, Result<Answer, String>>;
+
+    /// The time since some moment, for how long a fetch took.
+    fn monotonic(&self) -> Duration;
 }
 
 /// Asks over the network. The certificates that the machine trusts are read when they are first needed.
 #[derive(Default)]
 pub(super) struct HttpFetch {
     tls: OnceLock<Result<TlsConnector, String>>,
+    began: OnceLock<Instant>,
 }
 
 impl fmt::Debug for HttpFetch {
@@ -63,6 +68,10 @@ impl Fetch for HttpFetch {
             let exchange = tokio::time::timeout(TIMEOUT, self.exchange(url, form));
             exchange.await.unwrap_or_else(|_| Err(format!("no answer within {} seconds", TIMEOUT.as_secs())))
         })
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.began.get_or_init(Instant::now).elapsed()
     }
 }
 

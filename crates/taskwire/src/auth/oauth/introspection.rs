@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -22,17 +22,47 @@ use crate::auth::{Denied, Identity};
 const GOOD_FOR: Duration = Duration::from_secs(60);
 /// The same of one that is not.
 const BAD_FOR: Duration = Duration::from_secs(10);
-/// Tokens that are remembered; at this number those whose time is over are forgotten, and then all.
+/// How long a token is known to have been good: it need not wait for those that nobody knows.
+const KNOWN_FOR: Duration = Duration::from_secs(600);
+/// Good tokens that are remembered, and as many others; at this number those whose time is over are forgotten, and then all of their kind.
 const REMEMBERED_MAX: usize = 10_000;
-/// Tokens that are asked about at one time.
+/// Tokens that are asked about at one time, and as many more that were good before.
 const ASKED_MAX: usize = 32;
 
 /// The SHA-256 of a token.
 pub(super) type Hash = [u8; 32];
 
-struct Remembered {
-    until: Timestamp,
-    outcome: Result<Identity, Denied>,
+/// What was said of tokens of one kind.
+struct Memory<T> {
+    /// How long a token is kept when its answer holds no longer.
+    kept_for: Duration,
+    /// With each token until when its answer holds.
+    answers: HashMap<Hash, (Timestamp, T)>,
+}
+
+impl<T: Clone> Memory<T> {
+    fn new(kept_for: Duration) -> Self {
+        Self { kept_for, answers: HashMap::new() }
+    }
+
+    fn get(&self, hash: &Hash, now: Timestamp) -> Option<T> {
+        self.answers.get(hash).filter(|(until, _)| now < *until).map(|(_, answer)| answer.clone())
+    }
+
+    fn has(&self, hash: &Hash, now: Timestamp) -> bool {
+        self.answers.get(hash).is_some_and(|(until, _)| now < until.after(self.kept_for))
+    }
+
+    fn insert(&mut self, hash: Hash, now: Timestamp, until: Timestamp, answer: T) {
+        if self.answers.len() >= REMEMBERED_MAX && !self.answers.contains_key(&hash) {
+            let kept_for = self.kept_for;
+            self.answers.retain(|_, (until, _)| now < until.after(kept_for));
+            if self.answers.len() >= REMEMBERED_MAX {
+                self.answers.clear();
+            }
+        }
+        self.answers.insert(hash, (until, answer));
+    }
 }
 
 /// Asks one issuer.
@@ -40,8 +70,11 @@ pub(super) struct Introspector {
     url: String,
     authorization: String,
     fetch: Arc<dyn Fetch>,
-    remembered: Mutex<HashMap<Hash, Remembered>>,
+    /// Apart from the others, so that those cannot displace them.
+    good: Mutex<Memory<Identity>>,
+    bad: Mutex<Memory<Denied>>,
     asking: Semaphore,
+    asking_again: Semaphore,
 }
 
 impl Introspector {
@@ -49,34 +82,37 @@ impl Introspector {
         let Introspection { url, client_id, client_secret } = settings;
         let credentials = BASE64_STANDARD.encode(format!("{}:{}", form_encoded(&client_id), form_encoded(&client_secret)));
         let authorization = format!("Basic {credentials}");
-        Self { url, authorization, fetch, remembered: Mutex::default(), asking: Semaphore::new(ASKED_MAX) }
+        let (good, bad) = (Mutex::new(Memory::new(KNOWN_FOR)), Mutex::new(Memory::new(Duration::ZERO)));
+        Self { url, authorization, fetch, good, bad, asking: Semaphore::new(ASKED_MAX), asking_again: Semaphore::new(ASKED_MAX) }
     }
 
     /// What came of this token a moment ago.
     pub(super) fn remembered(&self, hash: &Hash, now: Timestamp) -> Option<Result<Identity, Denied>> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        remembered.get(hash).filter(|remembered| now < remembered.until).map(|remembered| remembered.outcome.clone())
+        if let Some(identity) = lock(&self.good).get(hash, now) {
+            return Some(Ok(identity));
+        }
+        lock(&self.bad).get(hash, now).map(Err)
     }
 
     pub(super) fn remember(&self, hash: Hash, now: Timestamp, outcome: &Result<Identity, Denied>) {
-        let until = match outcome {
-            Ok(identity) => now.after(GOOD_FOR).min(identity.expires.unwrap_or(Timestamp::from_millis(i64::MAX))),
-            Err(Denied::Unavailable(_)) => return,
-            Err(_) => now.after(BAD_FOR),
-        };
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= REMEMBERED_MAX {
-            remembered.retain(|_, remembered| now < remembered.until);
-            if remembered.len() >= REMEMBERED_MAX {
-                remembered.clear();
+        match outcome {
+            Ok(identity) => {
+                let until = now.after(GOOD_FOR).min(identity.expires.unwrap_or(Timestamp::from_millis(i64::MAX)));
+                lock(&self.good).insert(hash, now, until, identity.clone());
+            }
+            Err(Denied::Unavailable(_)) => {}
+            Err(denied) => {
+                lock(&self.good).answers.remove(&hash);
+                lock(&self.bad).insert(hash, now, now.after(BAD_FOR), denied.clone());
             }
         }
-        remembered.insert(hash, Remembered { until, outcome: outcome.clone() });
     }
 
     /// What the issuer says of a token that is good.
-    pub(super) async fn ask(&self, token: &str) -> Result<Claims, Denied> {
-        let Ok(_permit) = self.asking.try_acquire() else {
+    pub(super) async fn ask(&self, token: &str, hash: &Hash, now: Timestamp) -> Result<Claims, Denied> {
+        let was_good = lock(&self.good).has(hash, now);
+        let places = if was_good { &self.asking_again } else { &self.asking };
+        let Ok(_permit) = places.try_acquire() else {
             return Err(Denied::Unavailable("too many tokens are being asked about".to_owned()));
         };
         let body = format!("token={}&token_type_hint=access_token", form_encoded(token));
@@ -95,6 +131,10 @@ impl Introspector {
             _ => Err(Denied::invalid("the token is unknown to its issuer, or has expired")),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A text as a value of a form.

@@ -11,6 +11,8 @@ use crate::auth::{Denied, Identity, Scopes, metadata::canonical, named_by};
 
 /// The audience that stands for every token of an issuer, also one for nobody in particular.
 const ANY_AUDIENCE: &str = "*";
+/// After which time an issuer is asked again about a token without an end: until then its streams stay open.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// The longest address of an issuer: the names of its callers begin with it.
 const URL_BYTES_MAX: usize = 300;
 /// How tokens may be signed if nothing else is said.
@@ -144,7 +146,8 @@ impl ReadyIssuer {
         self.algorithms.contains(&algorithm)
     }
 
-    /// Whom a token with these claims stands for, if somebody vouches for them. A token without an end must be `asked_about`.
+    /// Whom a token with these claims stands for, if somebody vouches for them. A token without an end must be `asked_about`, and ends when
+    /// it must be asked about again.
     pub(super) fn identity(&self, claims: &Claims, now: Timestamp, asked_about: bool) -> Result<Identity, Denied> {
         let issuer = claims.get("iss");
         if issuer.is_some_and(|issuer| issuer.as_str().is_none_or(|issuer| !is_same_issuer(issuer, &self.url))) {
@@ -153,19 +156,18 @@ impl ReadyIssuer {
         if !self.is_for_us(claims.get("aud")) {
             return Err(Denied::invalid("the token is for another audience"));
         }
-        let expires = moment(claims, "exp")?.map(|end| end.after(self.leeway));
-        match expires {
+        let expires = match moment(claims, "exp")?.map(|end| end.after(self.leeway)) {
             Some(end) if end <= now => return Err(Denied::invalid("the token has expired")),
             None if !asked_about => return Err(Denied::invalid("the token has no end (`exp`)")),
-            _ => {}
-        }
+            end => end.unwrap_or(now.after(ASKED_AGAIN_AFTER)),
+        };
         if moment(claims, "nbf")?.is_some_and(|begin| now.after(self.leeway) < begin) {
             return Err(Denied::invalid("the token is not valid yet"));
         }
         let name = claims.get(&self.caller_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| Denied::invalid(format!("the token does not say who calls (`{}`)", self.caller_claim)))?;
         let scopes = self.scope_claims.iter().filter_map(|claim| claims.get(claim)).flat_map(words);
-        Ok(Identity { caller: named_by(&format!("{}#", self.url), name), scopes: Scopes::only(scopes), expires })
+        Ok(Identity { caller: named_by(&format!("{}#", self.url), name), scopes: Scopes::only(scopes), expires: Some(expires) })
     }
 
     fn is_for_us(&self, audience: Option<&Value>) -> bool {

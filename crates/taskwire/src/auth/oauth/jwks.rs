@@ -1,13 +1,18 @@
 //! The keys of an issuer, fetched when they are first needed and kept.
 //!
 //! A key that is not known makes the server fetch once, and not again for a while, whatever else comes. Keys that are old are fetched again
-//! beside the requests. When that fails, the old keys stay.
+//! beside the requests, and before them where nobody has tried for long. When that fails, the old keys stay, but not for ever: an issuer may
+//! have withdrawn them.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use jsonwebtoken::{
     Algorithm, AlgorithmFamily, DecodingKey,
     jwk::{Jwk, PublicKeyUse},
@@ -22,7 +27,11 @@ use super::{fetch::Fetch, is_safe, is_same_issuer, jwt::Jwt, signature};
 const KEYS_MAX: usize = 100;
 /// How long keys are used before they are fetched again.
 const FRESH_FOR: Duration = Duration::from_secs(600);
-/// How long no key makes the server fetch again that has just fetched.
+/// How long after the last try to fetch keys they are used while they are fetched again. Later, requests wait for that.
+const USED_MEANWHILE: Duration = Duration::from_secs(3600);
+/// How long keys are used if they cannot be fetched again.
+const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+/// How long no key makes the server fetch again that has just fetched, from the end of that on.
 const PAUSE: Duration = Duration::from_secs(30);
 /// The same where that has failed.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -54,18 +63,49 @@ impl Key {
     }
 }
 
+/// What came of a fetch.
+type Outcome = Result<(), String>;
+
 /// The last try to fetch.
 struct Try {
+    /// When it ended.
     at: Timestamp,
-    outcome: Result<(), String>,
+    outcome: Outcome,
 }
 
 impl Try {
-    /// Whether it is too early for another one. Where the clock was set back, it is not.
+    /// Whether it is too early for another one.
     fn is_recent(&self, now: Timestamp) -> bool {
-        let pause = if self.outcome.is_ok() { PAUSE } else { PAUSE_AFTER_FAILURE };
-        now.since(self.at) < pause && self.at.since(now) < pause
+        age(self.at, now) < if self.outcome.is_ok() { PAUSE } else { PAUSE_AFTER_FAILURE }
     }
+}
+
+/// How old something is. Where the clock was set back, it is old.
+fn age(at: Timestamp, now: Timestamp) -> Duration {
+    now.since(at).max(at.since(now))
+}
+
+/// Whether keys may be used as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Freshness {
+    /// They may.
+    Fresh,
+    /// They may, while they are fetched again.
+    Aging,
+    /// They are fetched again first. If that fails, they may still be used.
+    Old,
+    /// They are fetched again, and not used if that fails.
+    Expired,
+}
+
+#[derive(Default)]
+struct State {
+    keys: Arc<[Key]>,
+    /// When they were fetched.
+    fetched_at: Option<Timestamp>,
+    last: Option<Try>,
+    /// The fetch that is under way: all who need keys wait for the same.
+    running: Option<Shared<BoxFuture<'static, Outcome>>>,
 }
 
 /// The keys of one issuer.
@@ -74,28 +114,17 @@ pub(super) struct KeySet {
     /// Where they are; if absent, the issuer says where.
     url: Option<String>,
     fetch: Arc<dyn Fetch>,
-    keys: Mutex<Arc<[Key]>>,
-    /// When keys were last fetched, or began to be because they were old.
-    asked_at: Mutex<Option<Timestamp>>,
-    last: tokio::sync::Mutex<Option<Try>>,
+    state: Mutex<State>,
 }
 
 impl KeySet {
     pub(super) fn new(issuer: &str, url: Option<String>, fetch: Arc<dyn Fetch>) -> Self {
-        let keys: Arc<[Key]> = Arc::from(Vec::new());
-        Self {
-            issuer: issuer.to_owned(),
-            url,
-            fetch,
-            keys: Mutex::new(keys),
-            asked_at: Mutex::default(),
-            last: tokio::sync::Mutex::default(),
-        }
+        Self { issuer: issuer.to_owned(), url, fetch, state: Mutex::default() }
     }
 
     /// Whether one of the keys has signed this token; none if there is no key that could have.
     pub(super) fn have_signed(&self, jwt: &Jwt) -> Option<bool> {
-        let keys = lock(&self.keys).clone();
+        let keys = lock(&self.state).keys.clone();
         let mut candidates = keys.iter().filter(|key| key.may_have_signed(jwt)).peekable();
         candidates.peek()?;
         let is_good = candidates.any(|key| signature::is_good(jwt.algorithm, &key.key, jwt.message.as_bytes(), &jwt.signature));
@@ -103,42 +132,61 @@ impl KeySet {
         (is_good || jwt.key_id.is_some()).then_some(is_good)
     }
 
-    /// Fetches the keys again, beside the request, if they are old.
-    pub(super) fn keep_fresh(self: &Arc<Self>, now: Timestamp) {
-        let mut asked_at = lock(&self.asked_at);
-        if asked_at.is_some_and(|asked_at| now.since(asked_at) < FRESH_FOR && asked_at.since(now) < FRESH_FOR) {
-            return;
+    /// Whether the keys may be used as they are.
+    pub(super) fn freshness(&self, now: Timestamp) -> Freshness {
+        let state = lock(&self.state);
+        let Some(fetched_at) = state.fetched_at.filter(|at| age(*at, now) < KEPT_FOR) else { return Freshness::Expired };
+        match age(state.last.as_ref().map_or(fetched_at, |last| last.at), now) {
+            tried if tried < FRESH_FOR => Freshness::Fresh,
+            tried if tried < USED_MEANWHILE => Freshness::Aging,
+            _ => Freshness::Old,
         }
-        *asked_at = Some(now);
-        let keys = self.clone();
-        tokio::spawn(async move { keys.update(now).await });
     }
 
-    /// Fetches the keys, unless that was just done. The fetch goes on if whoever waits for it hangs up.
-    pub(super) async fn fetched(self: &Arc<Self>, now: Timestamp) -> Result<(), String> {
+    /// Fetches the keys, unless that was just done or is under way. The fetch goes on if whoever waits for it hangs up, or does not wait.
+    pub(super) fn refresh(self: &Arc<Self>, now: Timestamp) -> Shared<BoxFuture<'static, Outcome>> {
+        let mut state = lock(&self.state);
+        if let Some(running) = &state.running {
+            return running.clone();
+        }
+        if let Some(recent) = state.last.as_ref().filter(|last| last.is_recent(now)) {
+            return std::future::ready(recent.outcome.clone()).boxed().shared();
+        }
         let keys = self.clone();
         let updating = tokio::spawn(async move { keys.update(now).await });
-        updating.await.unwrap_or_else(|error| Err(error.to_string()))
+        let keys = self.clone();
+        let running = async move {
+            updating.await.unwrap_or_else(|error| {
+                lock(&keys.state).running = None;
+                Err(error.to_string())
+            })
+        };
+        let running = running.boxed().shared();
+        state.running = Some(running.clone());
+        running
     }
 
-    async fn update(&self, now: Timestamp) -> Result<(), String> {
-        let mut last = self.last.lock().await;
-        if let Some(recent) = last.as_ref().filter(|last| last.is_recent(now)) {
-            return recent.outcome.clone();
-        }
-        let outcome = match self.ask().await {
+    async fn update(&self, now: Timestamp) -> Outcome {
+        let began = self.fetch.monotonic();
+        let asked = self.ask().await;
+        // Whole seconds are exact enough.
+        let took = Duration::from_secs(self.fetch.monotonic().saturating_sub(began).as_secs());
+        let mut state = lock(&self.state);
+        let outcome = match asked {
             Ok(keys) => {
                 tracing::debug!(issuer = %self.issuer, keys = keys.len(), "keys of an issuer were fetched");
-                *lock(&self.keys) = keys.into();
-                *lock(&self.asked_at) = Some(now);
+                state.keys = keys.into();
+                // They may have been withdrawn since.
+                state.fetched_at = Some(now);
                 Ok(())
             }
             Err(why) => {
-                tracing::warn!(issuer = %self.issuer, %why, "the keys of an issuer could not be fetched: those of before stay");
+                tracing::warn!(issuer = %self.issuer, %why, "the keys of an issuer could not be fetched: those of before stay for a day");
                 Err(why)
             }
         };
-        *last = Some(Try { at: now, outcome: outcome.clone() });
+        state.last = Some(Try { at: now.after(took), outcome: outcome.clone() });
+        state.running = None;
         outcome
     }
 

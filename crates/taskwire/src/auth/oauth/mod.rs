@@ -15,6 +15,7 @@ mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use hyper::Uri;
 use sha2::{Digest, Sha256};
 use taskwire_core::Timestamp;
@@ -24,7 +25,7 @@ use self::{
     fetch::{Fetch, HttpFetch},
     introspection::{Hash, Introspector},
     issuer::{Proof, ReadyIssuer},
-    jwks::KeySet,
+    jwks::{Freshness, KeySet},
     jwt::Jwt,
 };
 use super::{Denied, Identification, Identity, metadata::canonical};
@@ -70,7 +71,7 @@ impl Issuers {
         let token = std::str::from_utf8(token).map_err(|_| unknown())?;
         let Some(jwt) = Jwt::read(token)? else {
             let asked: Vec<_> = self.issuers.iter().filter_map(|issuer| Some((issuer, introspector(issuer)?))).collect();
-            return if asked.is_empty() { Err(unknown()) } else { Ok(introspected(asked, token, now)) };
+            return if asked.is_empty() || !is_token(token) { Err(unknown()) } else { Ok(introspected(asked, token, now)) };
         };
         let issuer = jwt.issuer().and_then(|named| self.issuers.iter().find(|known| is_same_issuer(named, &known.url)));
         let issuer = issuer.ok_or_else(|| Denied::invalid("the token comes from an issuer that is not known here"))?;
@@ -96,25 +97,39 @@ fn signed<'a>(issuer: &ReadyIssuer, keys: &'a Arc<KeySet>, jwt: Jwt, now: Timest
     }
     let identity = issuer.identity(&jwt.claims, now, false)?;
     let forged = || Denied::invalid("the signature of the token is wrong");
-    match keys.have_signed(&jwt) {
-        Some(true) => {
-            keys.keep_fresh(now);
-            Ok(Identification::Ready(Ok(identity)))
+    let freshness = keys.freshness(now);
+    match (keys.have_signed(&jwt), freshness) {
+        (Some(true), Freshness::Fresh) => return Ok(Identification::Ready(Ok(identity))),
+        (Some(true), Freshness::Aging) => {
+            drop(keys.refresh(now));
+            return Ok(Identification::Ready(Ok(identity)));
         }
-        Some(false) => Err(forged()),
-        None => Ok(Identification::Asking(Box::pin(async move {
-            let fetched = keys.fetched(now).await;
-            match (keys.have_signed(&jwt), fetched) {
-                (Some(true), _) => Ok(identity),
-                (Some(false), _) => Err(forged()),
-                (None, Ok(())) => Err(Denied::invalid("the token is signed with a key that its issuer does not have")),
-                (None, Err(_)) => Err(Denied::Unavailable("the keys of the token's issuer cannot be had just now".to_owned())),
-            }
-        }))),
+        (Some(false), Freshness::Fresh | Freshness::Aging) => return Err(forged()),
+        (None, _) | (_, Freshness::Old | Freshness::Expired) => {}
     }
+    Ok(Identification::Asking(Box::pin(async move {
+        let fetched = keys.refresh(now).await;
+        match (keys.have_signed(&jwt), fetched) {
+            (None, Ok(())) => Err(Denied::invalid("the token is signed with a key that its issuer does not have")),
+            (Some(_), Err(_)) if keys.freshness(now) == Freshness::Expired => Err(keys_missing()),
+            (Some(true), _) => Ok(identity),
+            (Some(false), _) => Err(forged()),
+            (None, Err(_)) => Err(keys_missing()),
+        }
+    })))
 }
 
-/// A token that these issuers are asked about, one after the other until one knows it.
+fn keys_missing() -> Denied {
+    Denied::Unavailable("the keys of the token's issuer cannot be had just now".to_owned())
+}
+
+/// Whether a text has the characters of a token (RFC 6750): about anything else nobody is asked.
+fn is_token(text: &str) -> bool {
+    let text = text.trim_end_matches('=');
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte))
+}
+
+/// A token that these issuers are asked about, all at the same time.
 fn introspected<'a>(asked: Vec<(&'a ReadyIssuer, &'a Arc<Introspector>)>, token: &str, now: Timestamp) -> Identification<'a> {
     let hash: Hash = Sha256::digest(token.as_bytes()).into();
     let remembered: Vec<_> = asked.iter().map(|(_, introspector)| introspector.remembered(&hash, now)).collect();
@@ -126,17 +141,16 @@ fn introspected<'a>(asked: Vec<(&'a ReadyIssuer, &'a Arc<Introspector>)>, token:
     }
     let token = token.to_owned();
     Identification::Asking(Box::pin(async move {
+        let mut outcomes = FuturesUnordered::new();
         let mut denied = None;
         for ((issuer, introspector), remembered) in asked.into_iter().zip(remembered) {
-            let outcome = match remembered {
-                Some(outcome) => outcome,
-                None => {
-                    let outcome: Result<Identity, Denied> =
-                        introspector.ask(&token).await.and_then(|claims| issuer.identity(&claims, now, true));
-                    introspector.remember(hash, now, &outcome);
-                    outcome
-                }
-            };
+            match remembered {
+                None => outcomes.push(ask(issuer, introspector, &token, hash, now)),
+                Some(Ok(identity)) => return Ok(identity),
+                Some(Err(other)) => denied = denied.or(Some(other)),
+            }
+        }
+        while let Some(outcome) = outcomes.next().await {
             match outcome {
                 Ok(identity) => return Ok(identity),
                 // Somebody who could not be asked may know it.
@@ -146,6 +160,13 @@ fn introspected<'a>(asked: Vec<(&'a ReadyIssuer, &'a Arc<Introspector>)>, token:
         }
         Err(denied.unwrap_or(Denied::Missing))
     }))
+}
+
+/// Asks one issuer what a token is worth.
+async fn ask(issuer: &ReadyIssuer, introspector: &Introspector, token: &str, hash: Hash, now: Timestamp) -> Result<Identity, Denied> {
+    let outcome = introspector.ask(token, &hash, now).await.and_then(|claims| issuer.identity(&claims, now, true));
+    introspector.remember(hash, now, &outcome);
+    outcome
 }
 
 /// Whether two addresses are those of one issuer. They are compared letter by letter, but some leave out the slash at the end.

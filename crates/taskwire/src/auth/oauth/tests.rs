@@ -3,7 +3,7 @@
 mod signing;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -32,6 +32,7 @@ const ASK: &str = "https://idp.example/introspect";
 const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
 const LEEWAY: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// What identity providers answer, and what they were asked.
 #[derive(Debug, Default)]
@@ -40,6 +41,11 @@ struct Inside {
     asked: Vec<String>,
     /// What was posted, with the header that came with it.
     posted: Vec<(String, String)>,
+    /// Addresses that answer only when this is empty again.
+    stuck: BTreeSet<String>,
+    /// How long each exchange takes, and how long all took until now.
+    takes: Duration,
+    took: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +70,11 @@ impl Providers {
         self.inside().answers.clear();
     }
 
+    /// Whoever asks there waits until nothing is stuck any more.
+    fn is_stuck(&self, urls: &[&str]) {
+        self.inside().stuck = urls.iter().map(|url| (*url).to_owned()).collect();
+    }
+
     /// How often this was asked for.
     fn asked(&self, url: &str) -> usize {
         self.inside().asked.iter().filter(|asked| *asked == url).count()
@@ -75,14 +86,23 @@ impl Fetch for Providers {
         let mut inside = self.inside();
         inside.asked.push(url.to_owned());
         inside.posted.extend(form.map(|form| (form.body, form.authorization)));
+        let takes = inside.takes;
+        inside.took += takes;
         let answer = inside.answers.get(url).cloned();
         drop(inside);
         Box::pin(async move {
             // Others may ask meanwhile.
             tokio::task::yield_now().await;
+            while self.inside().stuck.contains(url) {
+                tokio::task::yield_now().await;
+            }
             let (status, body) = answer.ok_or_else(|| "nobody is there".to_owned())?;
             Ok(Answer { status, body: Bytes::from(body.to_string()) })
         })
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.inside().took
     }
 }
 
@@ -400,6 +420,57 @@ async fn a_key_that_was_withdrawn_is_refused_when_keys_are_old() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_withdrawn_while_nobody_called_is_refused_at_once() {
+    let (providers, issuers, old) = plain();
+    let token = old.sign(&claims(json!({"exp": seconds(NOW) + 10_000})));
+    outcome(&issuers, &token).await.expect("it is good");
+    providers.has(&[&Signer::new("k2")]);
+    assert!(reason(outcome_at(&issuers, &token, NOW.after(HOUR)).await).contains("does not have"));
+    assert_eq!(providers.asked(KEYS), 2);
+}
+
+#[tokio::test]
+async fn old_keys_stay_for_a_day_and_no_longer() {
+    let (providers, issuers, signer) = plain();
+    let token = signer.sign(&claims(json!({"exp": seconds(NOW) + 1_000_000})));
+    outcome(&issuers, &token).await.expect("it is good");
+    providers.is_down();
+    for hours in 1_u32..24 {
+        outcome_at(&issuers, &token, NOW.after(hours * HOUR)).await.expect("the keys of before stay");
+        assert_eq!(providers.asked(METADATA), 1 + hours as usize, "they are fetched first");
+    }
+    let (just, over) = (NOW.after(24 * HOUR - SECOND), NOW.after(24 * HOUR));
+    outcome_at(&issuers, &token, just).await.expect("the keys of before stay");
+    assert!(is_unavailable(&outcome_at(&issuers, &token, over).await), "they may have been withdrawn long ago");
+    settle().await;
+    providers.has(&[&signer]);
+    outcome_at(&issuers, &token, over.after(5 * SECOND)).await.expect("it is good again");
+}
+
+#[tokio::test]
+async fn whoever_waits_for_keys_waits_for_one_fetch_and_nobody_for_the_next_at_once() {
+    let (providers, issuers, _) = plain();
+    providers.is_down();
+    providers.is_stuck(&[METADATA]);
+    providers.inside().takes = 10 * SECOND;
+    let unknown = Signer::new("k2").sign(&claims(json!({})));
+    let released = async {
+        settle().await;
+        providers.is_stuck(&[]);
+    };
+    // The second one comes when it would be time for another fetch, had the first one not taken so long.
+    let waiting = async { tokio::join!(outcome(&issuers, &unknown), outcome_at(&issuers, &unknown, NOW.after(6 * SECOND)), released) };
+    let (first, second, ()) = waiting.await;
+    assert!(is_unavailable(&first) && is_unavailable(&second));
+    assert_eq!(providers.asked(METADATA), 1, "both shared what came of it");
+    // It asked at two addresses, and ended after twenty seconds: from then on nobody asks for five.
+    for (after, asked) in [(24_u32, 1), (25, 2)] {
+        assert!(is_unavailable(&outcome_at(&issuers, &unknown, NOW.after(after * SECOND)).await));
+        assert_eq!(providers.asked(METADATA), asked, "{after} seconds later");
+    }
+}
+
+#[tokio::test]
 async fn a_fetch_goes_on_when_whoever_waits_for_it_hangs_up() {
     let (providers, issuers, signer) = plain();
     let token = signer.sign(&claims(json!({})));
@@ -508,7 +579,10 @@ async fn what_an_issuer_says_is_checked_as_what_a_token_says() {
         assert!(reason(outcome(&issuers, &format!("token-{n}")).await).contains(why), "{said}");
     }
     providers.says(ASK, 200, claims(json!({"active": true, "exp": null})));
-    assert_eq!(outcome(&issuers, "endless").await.expect("it is good").expires, None);
+    // It is asked about again in time: until then its streams stay open.
+    assert_eq!(outcome(&issuers, "endless").await.expect("it is good").expires, Some(NOW.after(HOUR)));
+    let later = NOW.after(HOUR);
+    assert_eq!(outcome_at(&issuers, "endless", later).await.expect("it is good").expires, Some(later.after(HOUR)));
     providers.says(ASK, 200, json!({"active": "true"}));
     reason(outcome(&issuers, "odd").await);
 }
@@ -557,6 +631,61 @@ async fn a_token_that_names_nobody_is_for_whichever_issuer_knows_it() {
     assert!(is_unavailable(&outcome(&issuers, "another").await), "who does not answer may know it");
     providers.says(second, 200, json!({"active": false}));
     reason(outcome(&issuers, "another").await);
+}
+
+#[tokio::test]
+async fn issuers_are_asked_about_a_token_at_the_same_time() {
+    let providers = Arc::<Providers>::default();
+    let (first, second) = ("https://first.example/introspect", "https://second.example/introspect");
+    let issuer = |ask: &str, url: &str| Issuer { introspection: Some(asking(ask)), ..Issuer::new(url, [AUDIENCE]) };
+    let issuers = taking(vec![issuer(first, "https://first.example"), issuer(second, "https://second.example")], &providers);
+    providers.is_stuck(&[first]);
+    providers.says(second, 200, claims(json!({"iss": null, "active": true})));
+    let identity = tokio::select! {
+        answer = outcome(&issuers, "token") => answer.expect("one knows it"),
+        () = settle() => panic!("the other one waits for the first"),
+    };
+    assert_eq!(identity.caller.as_str(), "https://second.example#ada");
+    providers.is_stuck(&[]);
+}
+
+#[tokio::test]
+async fn tokens_that_nobody_knows_are_in_nobodys_way() {
+    let (providers, issuers) = asked_about();
+    providers.says(ASK, 200, claims(json!({"active": true})));
+    outcome(&issuers, "good").await.expect("it is good");
+    providers.says(ASK, 200, json!({"active": false}));
+    for n in 0..20_000 {
+        reason(outcome(&issuers, &format!("junk-{n}")).await);
+    }
+    let asked = providers.asked(ASK);
+    outcome(&issuers, "good").await.expect("it is remembered, however many others there were");
+    assert_eq!(providers.asked(ASK), asked);
+    // As many unknown tokens as may be asked about at one time.
+    providers.is_stuck(&[ASK]);
+    let junk: Vec<String> = (0..32).map(|n| format!("more-junk-{n}")).collect();
+    let mut waiting: Vec<_> = junk.iter().map(|token| Box::pin(outcome(&issuers, token))).collect();
+    for waits in &mut waiting {
+        assert!(waits.now_or_never().is_none());
+    }
+    let later = NOW.after(60 * SECOND);
+    assert!(is_unavailable(&outcome_at(&issuers, "unknown", later).await), "there is a limit");
+    providers.says(ASK, 200, claims(json!({"active": true})));
+    let mut again = Box::pin(outcome_at(&issuers, "good", later));
+    assert!(again.as_mut().now_or_never().is_none(), "the issuer is asked");
+    providers.is_stuck(&[]);
+    again.await.expect("who was good before need not wait for them");
+}
+
+#[tokio::test]
+async fn nobody_is_asked_about_what_cannot_be_a_token() {
+    let (providers, issuers) = asked_about();
+    providers.says(ASK, 200, claims(json!({"active": true})));
+    for odd in ["a\"b", "a,b", "ä", "=", "a=b"] {
+        reason(outcome(&issuers, odd).await);
+    }
+    assert_eq!(providers.asked(ASK), 0);
+    outcome(&issuers, "a-._~+/9==").await.expect("it has the characters of one");
 }
 
 // How issuers are described.

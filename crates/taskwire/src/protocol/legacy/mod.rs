@@ -412,17 +412,18 @@ enum GetTarget {
 /// Opens what a GET asks for; none if nothing is left to be sent.
 pub(crate) async fn open_get_stream(
     context: &Arc<Context>,
-    caller: &CallerId,
+    identity: &Identity,
     session: Option<&str>,
     version: Option<&str>,
     last: Option<&str>,
 ) -> Result<Option<GetStream>, Fault> {
+    let caller = &identity.caller;
     let session = find(context, caller, session, version).await?;
     let unknown = || Fault::bad_request("`Last-Event-ID` is not an event id of this session");
     let from = match last.map(|id| EventId::parse(&session.id, id).ok_or_else(unknown)).transpose()? {
         None => GetTarget::Session(None),
         Some(EventId::Session(from)) => GetTarget::Session(Some(from)),
-        Some(EventId::Task(stream, at)) => match context.engine.task(caller, stream.task).await? {
+        Some(EventId::Task(stream, at)) => match resumable_task(context, identity, &stream).await? {
             _ if at == StreamCursor::END => return Ok(None),
             task if session.request_cancelled(&stream.request).is_some() => {
                 let stopped = session.request_cancelled(&stream.request) == Some(true);
@@ -446,6 +447,23 @@ pub(crate) async fn open_get_stream(
     };
     let busy = || Fault::busy(format!("you have too many streams open already (configuration key `{key}`): try again in a second"));
     Ok(Some(GetStream { session, _permit: Some(open.ok_or_else(busy)?), target: from }))
+}
+
+/// The task of a stream that its client comes back to, whose request the caller's scopes must allow. Anybody can write an event id: who says
+/// that it is of a call needs the scopes of that call and, if a client knows the task, those of its result too.
+async fn resumable_task(context: &Arc<Context>, identity: &Identity, stream: &TaskStreamId) -> Result<Option<Arc<Task>>, Fault> {
+    const RESULT: &str = "tasks/result";
+    if stream.kind == StreamKind::Result {
+        context.authorize(identity, RESULT, None)?;
+    }
+    let task = context.engine.task(&identity.caller, stream.task).await?;
+    if let Some(task) = task.as_ref().filter(|_| stream.kind != StreamKind::Result) {
+        context.authorize(identity, "tools/call", Some(&task.spec.tool))?;
+        if !task.spec.hidden {
+            context.authorize(identity, RESULT, None)?;
+        }
+    }
+    Ok(task)
 }
 
 impl GetStream {

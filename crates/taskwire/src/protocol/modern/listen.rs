@@ -94,19 +94,22 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let _counted = cx.context.engine.metrics().stream(metrics::Stream::Listen);
     let mut changes = cx.context.provider.changes();
     let seen = ListVersions::of(&changes.borrow_and_update(), &filter);
-    // Watch first, then read: no change can fall between.
     let status_ids: BTreeSet<TaskId> = filter.task_ids.iter().flatten().filter_map(|text| text.parse().ok()).collect();
     let outputs = wanted.iter().flatten().filter_map(|(text, from)| Some((text.parse().ok()?, *from)));
     let mut outputs: BTreeMap<TaskId, Option<Seq>> = outputs.collect();
     let ids: BTreeSet<TaskId> = status_ids.iter().chain(outputs.keys()).copied().collect();
-    let watch = cx.context.engine.watch(ids.iter().copied().collect(), wanted.is_some());
-    let mut owned = BTreeMap::new();
+    let mut own_ids = Vec::new();
     for id in ids {
-        // Another caller's task is left out, just like one that does not exist.
+        // Another caller's task is left out, just like one that does not exist: it is not even watched, because work lingers while it is.
         // What is read here has memory of its own, which a stream that waits does not keep. So below.
-        if engine::skip_corrupt(Box::pin(cx.context.engine.owner(id)).await)?.is_none_or(|owner| owner != *cx.caller) {
-            continue;
+        if engine::skip_corrupt(Box::pin(cx.context.engine.task(cx.caller, id)).await)?.is_some() {
+            own_ids.push(id);
         }
+    }
+    // Watch first, then read: no change can fall between.
+    let watch = cx.context.engine.watch(own_ids.clone(), wanted.is_some());
+    let mut owned = BTreeMap::new();
+    for id in own_ids {
         // A corrupt task is left out, too. A client that asks for it by `tasks/get` gets the error.
         let output = match outputs.remove(&id) {
             Some(from) => Box::pin(output_range(cx, id, from)).await.map(Some),

@@ -30,7 +30,7 @@ const VERSION: &str = "dev.taskwire/version";
 pub(super) fn task_id(cx: &Cx<'_>) -> Result<TaskId, Fault> {
     let id = text(cx.params.task_id, "taskId")?.parse().map_err(|_| not_found())?;
     // Lingering work goes on while somebody asks for it.
-    cx.context.calls.touch(cx.context, id);
+    cx.context.calls.touch(cx.context, cx.caller, id);
     Ok(id)
 }
 
@@ -119,8 +119,11 @@ pub(super) fn misfitting(key: &str, why: &str) -> Fault {
 
 pub(super) async fn cancel(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.needs_tasks()?;
+    let (id, engine) = (task_id(cx)?, &cx.context.engine);
+    // Reading takes as long for another caller's task as for one that never was; the writer need not.
+    engine.require_task(cx.caller, id).await?;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
-    cx.context.engine.submit(task_id(cx)?, Authority::Caller(cx.caller.clone()), command).await?;
+    engine.submit(id, Authority::Caller(cx.caller.clone()), command).await?;
     Ok(ack())
 }
 

@@ -39,6 +39,7 @@ macro_rules! tasks {
 pub(super) const TASKS: Sql = Sql { text: tasks!("t.id = ANY($1)"), types: &[Type::BYTEA_ARRAY] };
 /// The database plans this once. The plan of [`TASKS`] depends on how many there are, so it is made anew each time.
 const TASK: Sql = Sql { text: tasks!("t.id = $1"), types: &[Type::BYTEA] };
+const TASK_OF: Sql = Sql { text: tasks!("t.id = $1 AND t.caller = $2"), types: &[Type::BYTEA, Type::TEXT] };
 const EVENT: Sql = Sql { text: "SELECT event FROM @log WHERE task = $1 AND version = $2", types: &[Type::BYTEA, Type::INT8] };
 /// One row for the task (kind 0), one for each row of chunks (1) from chunk `$3` on, one for each event (2) after version `$2`.
 ///
@@ -243,6 +244,14 @@ fn later<'a, T: Send + 'a>(read: impl Future<Output = Result<T, Error>> + Send +
 impl Reader for PostgresReader {
     fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
         later(async move { Ok(task(&self.database, false, id).await?.map(Arc::new)) })
+    }
+
+    fn task_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, Option<Arc<Task>>> {
+        later(async move {
+            let params: &[&(dyn ToSql + Sync)] = &[&&id.as_bytes()[..], &to_text(caller.as_str())];
+            let rows = self.rows(&TASK_OF, params).await.map_err(|error| or_corrupt(error, id))?;
+            Ok(rows.first().map(task_of).transpose()?.map(Arc::new))
+        })
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {

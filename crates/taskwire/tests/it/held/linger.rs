@@ -414,3 +414,22 @@ async fn who_calls_again_in_the_moment_in_which_it_hangs_up_joins_its_own_call()
         assert_eq!(text(&call.result().await), "done", "{way:?}");
     }
 }
+
+#[tokio::test]
+async fn another_caller_does_not_keep_work_going_that_lingers() {
+    let gate = Gate::new();
+    let fixture = HoldFixture::with(registry([gate.tool("slow")]), two_callers()).await;
+    let caller = Caller::declaring(Way::ModernHttp, &fixture, json!({}), Some("ann-token")).await;
+    let call = caller.call("slow", json!({})).await;
+    with_timeout("the tool", gate.started.wait()).await;
+    let id = hang_up(&fixture, call).await;
+    fixture.pass(LINGER - SECOND).await;
+    let bob = fixture.tasker().with_token("bob-token");
+    assert_eq!(bob.error("tasks/get", json!({"taskId": id})).await["message"], "Task not found");
+    let listening = bob.listen(json!({"taskIds": [id]})).await;
+    left(&fixture).await;
+    fixture.pass(SECOND).await;
+    with_timeout("the word to stop", gate.stopped.wait()).await;
+    fixture.until(id, Status::Cancelled).await;
+    drop(listening);
+}

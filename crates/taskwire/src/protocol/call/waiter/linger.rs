@@ -161,7 +161,7 @@ impl LingeringWork {
             Some((None, left_at)) => match self.linger.saturating_sub(now.since(since.max(left_at.unwrap_or(since)))) {
                 // One of the watchers is `watch_over`.
                 rest if rest.is_zero() && engine.watchers(id) > 1 => {
-                    calls.touch(context, id);
+                    calls.touch(context, &self.caller, id);
                     Some(self.linger)
                 }
                 rest => (!rest.is_zero()).then_some(rest),

@@ -430,11 +430,15 @@ impl CallRegistry {
         });
     }
 
-    /// A caller that knows the task's id asked for it, so its time to linger starts again.
-    pub(in crate::protocol) fn touch(&self, context: &Context, id: TaskId) {
+    /// A caller that knows the task's id asked for it, so its time to linger starts again, if it is that caller's.
+    pub(in crate::protocol) fn touch(&self, context: &Context, caller: &CallerId, id: TaskId) {
         if !self.is_empty() {
             let now = context.engine.clock().now();
-            self.with(|known| known.joinable.get_mut(&id).map(|joinable| joinable.since = now));
+            self.with(|known| {
+                if let Some(joinable) = known.joinable.get_mut(&id).filter(|joinable| joinable.key.caller == *caller) {
+                    joinable.since = now;
+                }
+            });
         }
     }
 
@@ -449,7 +453,7 @@ impl CallRegistry {
             if task.ended.is_some() {
                 self.forget(task.id)
             } else {
-                self.touch(context, task.id)
+                self.touch(context, caller, task.id)
             }
             if task.left_at().is_some() {
                 // On any node, too. If that fails, the same call gets the outcome once more, or the work stops earlier.
