@@ -1,25 +1,45 @@
 //! A minimal HTTP/1.1 client: one connection, one request at a time, as few bytes and cycles as possible.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Bytes, BytesMut};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 /// Bytes that may wait to be read; far more than any answer here has.
 const BUFFER_MAX: usize = 16 * 1024 * 1024;
+/// Room for them at first.
+const BUFFER_BYTES: usize = 8 * 1024;
 
 /// A response.
 pub struct Response {
     /// Its status code.
     pub status: u16,
+    /// Whether it says when to come back (`Retry-After`).
+    pub says_when: bool,
     /// Its body.
     pub body: Bytes,
 }
 
+/// What came of a request that is to be answered by a stream of events.
+pub enum Listening {
+    /// The stream.
+    Open(Events),
+    /// Another response.
+    Refused(Response),
+}
+
+/// What the lines before a body say.
+struct Head {
+    status: u16,
+    framing: Framing,
+    says_when: bool,
+}
+
+#[derive(Clone, Copy)]
 enum Framing {
     Length(usize),
     Chunked,
@@ -34,16 +54,31 @@ pub struct Conn {
 impl Conn {
     /// Connects.
     pub async fn open(addr: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect(addr).await.context("cannot connect")?;
+        Self::of(TcpStream::connect(addr).await.context("cannot connect")?)
+    }
+
+    /// Connects from an address of this machine: each has ports of its own.
+    pub async fn open_from(source: Ipv4Addr, addr: SocketAddr) -> Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((source, 0).into()).context("no port is left")?;
+        Self::of(socket.connect(addr).await.context("cannot connect")?)
+    }
+
+    fn of(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self { stream, buffer: BytesMut::with_capacity(8 * 1024) })
+        Ok(Self { stream, buffer: BytesMut::with_capacity(BUFFER_BYTES) })
     }
 
     /// Sends a request and waits for the whole response.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<Response> {
         self.stream.write_all(request).await.context("cannot send")?;
-        let (status, framing) = self.head().await?;
-        let body = match framing {
+        let head = self.head().await?;
+        self.rest(head).await
+    }
+
+    /// The response that begins so.
+    async fn rest(&mut self, head: Head) -> Result<Response> {
+        let body = match head.framing {
             Framing::Length(len) => {
                 while self.buffer.len() < len {
                     self.fill().await?;
@@ -58,13 +93,23 @@ impl Conn {
                 body.freeze()
             }
         };
-        Ok(Response { status, body })
+        Ok(Response { status: head.status, says_when: head.says_when, body })
     }
 
     /// Sends a request that is answered by a stream of events.
     pub async fn listen(mut self, request: &[u8]) -> Result<Events> {
         self.begin(request).await?;
         Ok(Events { conn: self, text: BytesMut::new() })
+    }
+
+    /// The same for who may be refused.
+    pub async fn try_listen(mut self, request: &[u8]) -> Result<Listening> {
+        self.stream.write_all(request).await.context("cannot send")?;
+        let head = self.head().await?;
+        Ok(match head.framing {
+            Framing::Chunked if head.status == 200 => Listening::Open(Events { conn: self, text: BytesMut::new() }),
+            _ => Listening::Refused(self.rest(head).await?),
+        })
     }
 
     /// The same for who reads the body as it comes: the connection, and what it has received of the body so far.
@@ -76,7 +121,8 @@ impl Conn {
     /// Sends a request, and reads the head of the stream that answers it.
     async fn begin(&mut self, request: &[u8]) -> Result<()> {
         self.stream.write_all(request).await.context("cannot send")?;
-        match self.head().await? {
+        let Head { status, framing, .. } = self.head().await?;
+        match (status, framing) {
             (200, Framing::Chunked) => Ok(()),
             (status, Framing::Length(len)) => {
                 while self.buffer.len() < len {
@@ -89,7 +135,7 @@ impl Conn {
     }
 
     /// Reads the status line and the headers.
-    async fn head(&mut self) -> Result<(u16, Framing)> {
+    async fn head(&mut self) -> Result<Head> {
         let end = loop {
             match find(&self.buffer, b"\r\n\r\n") {
                 Some(end) => break end,
@@ -99,7 +145,7 @@ impl Conn {
         let head = self.buffer.split_to(end + 4);
         let status = head.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok()).context("no status line")?;
         let status: u16 = status.parse().context("the status is not a number")?;
-        let mut framing = Framing::Length(0);
+        let (mut framing, mut says_when) = (Framing::Length(0), false);
         for line in head[..].split(|byte| *byte == b'\n').skip(1) {
             let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
             let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
@@ -107,9 +153,11 @@ impl Conn {
                 framing = Framing::Length(std::str::from_utf8(value)?.parse().context("bad Content-Length")?);
             } else if name.eq_ignore_ascii_case(b"transfer-encoding") && value.eq_ignore_ascii_case(b"chunked") {
                 framing = Framing::Chunked;
+            } else if name.eq_ignore_ascii_case(b"retry-after") {
+                says_when = true;
             }
         }
-        Ok((status, framing))
+        Ok(Head { status, framing, says_when })
     }
 
     /// Reads one chunk of a chunked body; `None` is its end.

@@ -1,9 +1,11 @@
 //! Measures Taskwire beside rmcp and a bare hyper server: one command, one table, one JSON document.
 //!
 //! Start with `stages`, which says what is measured; `serve` holds the three servers, each run as a process of its own, and
-//! `client` the readers that are. `nodes` measures several servers that share a database, with a table and a document of its own.
+//! `client` the readers that are. `nodes` measures several servers that share a database, and `hold` a load that lasts, each with a table and a
+//! document of its own.
 
 mod client;
+mod hold;
 mod http;
 mod load;
 mod nodes;
@@ -22,6 +24,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     client::ReadArgs,
+    hold::HoldArgs,
     nodes::NodesArgs,
     plan::Options,
     process::{Scratch, raise_open_files},
@@ -43,6 +46,8 @@ struct Cli {
 enum Command {
     /// Measures nodes that share a PostgreSQL.
     Nodes(NodesArgs),
+    /// Holds thousands of streams open beside a constant rate of polls, and says whether that works.
+    Hold(HoldArgs),
     /// Is one of the servers that are measured.
     Serve(Serve),
     /// Is one of the readers that are measured.
@@ -58,6 +63,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     match cli.command {
         Some(Command::Nodes(nodes)) => nodes::run(&nodes).await,
+        Some(Command::Hold(hold)) => hold::run(&hold).await,
         Some(Command::Serve(serve)) => {
             serve::run(serve).await?;
             Ok(ExitCode::SUCCESS)

@@ -51,6 +51,11 @@ impl ServerProcess {
         Self::start_with(Kind::Taskwire, data, &["--uncoalesced"]).await
     }
 
+    /// Starts Taskwire with the limits that are the defaults, for so many callers.
+    pub async fn start_for(callers: usize, data: &Path) -> Result<Self> {
+        Self::start_with(Kind::Taskwire, data, &["--callers", &callers.to_string()]).await
+    }
+
     async fn start_with(kind: Kind, data: &Path, flags: &[&str]) -> Result<Self> {
         Self::spawn(kind, data, flags, None)?.accepting().await
     }
@@ -127,10 +132,12 @@ impl ServerProcess {
 
     /// Resident memory of the process, in bytes.
     pub fn rss(&self) -> Result<f64> {
-        let status = proc_file(self.pid, "status").with_context(|| format!("the server `{}` cannot be watched", self.kind.name()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("/proc/PID/status has no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("VmRSS is not a number")?;
-        Ok(kib * 1024.0)
+        rss(self.pid).with_context(|| format!("the server `{}` cannot be watched", self.kind.name()))
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Kills the process as a crash would, and waits until it is gone.
@@ -197,7 +204,20 @@ pub fn cpu(pid: u32) -> Result<f64> {
     Ok(Stat::read(pid)?.own)
 }
 
-/// The same of a process with all its children, also those that are gone.
+/// Resident memory of a process, in bytes.
+pub fn rss(pid: u32) -> Result<f64> {
+    let status = proc_file(pid, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("/proc/PID/status has no VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("VmRSS is not a number")?;
+    Ok(kib * 1024.0)
+}
+
+/// How many files, connections among them, a process has open.
+pub fn open_files(pid: u32) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/fd")).context("open files cannot be counted")?.count())
+}
+
+/// User and system time of a process with all its children, also those that are gone.
 pub fn family_cpu(parent: u32) -> Result<f64> {
     let mut seconds = 0.0;
     for entry in std::fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
@@ -245,6 +265,19 @@ pub fn raise_open_files() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         eprintln!("the limit of open files stays as it is: {error}");
     }
+}
+
+/// Raises the limit of open files to at least so many.
+pub fn need_open_files(needed: u64) -> Result<()> {
+    raise_open_files();
+    let (soft, hard) = rlimit::Resource::NOFILE.get()?;
+    if soft >= needed {
+        return Ok(());
+    }
+    // Only root may raise the hard one.
+    rlimit::Resource::NOFILE
+        .set(needed, needed.max(hard))
+        .with_context(|| format!("{needed} files must be open at once, and the limit is {soft}: `ulimit -n` as root, or --streams"))
 }
 
 /// An address on this machine that nobody listens on.

@@ -1,12 +1,12 @@
 //! The requests of the 2026-07-28 protocol that are measured, and what their answers must look like.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     http::{Response, find},
-    serve::{Pour, Write},
+    serve::{Pour, Write, token},
 };
 
 /// What `echo` is asked to return.
@@ -48,6 +48,18 @@ pub fn write(addr: SocketAddr, write: &Write) -> Result<Vec<u8>> {
 /// A call of the tool that pours.
 pub fn pour(addr: SocketAddr, id: usize, pour: &Pour) -> Result<Vec<u8>> {
     Ok(call_with(addr, id, "pour", &serde_json::to_string(pour)?))
+}
+
+/// A call of the tool that ticks: so often, and for the first time after so long.
+pub fn tick(addr: SocketAddr, every: Duration, after: Duration) -> Vec<u8> {
+    call_with(addr, 0, "tick", &format!(r#"{{"every_ms":{},"after_ms":{}}}"#, every.as_millis(), after.as_millis()))
+}
+
+/// The same request, of the caller that has this number.
+pub fn authorized(request: &[u8], caller: usize) -> Vec<u8> {
+    let line_end = find(request, b"\r\n").map_or(0, |end| end + 2);
+    let (line, rest) = request.split_at(line_end);
+    [line, format!("Authorization: Bearer {}\r\n", token(caller)).as_bytes(), rest].concat()
 }
 
 /// A call of the tool that opens a gate.

@@ -23,7 +23,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use pour::Pour;
-pub use taskwire_server::{STORE_VARIABLE, schema_of};
+pub use taskwire_server::{STORE_VARIABLE, schema_of, token};
 pub use write::{STAMP_LEN, Write, unix_ns};
 
 /// Which server.
@@ -66,6 +66,9 @@ pub struct Serve {
     /// Makes each text that a tool writes a chunk of its own; for taskwire.
     #[arg(long)]
     uncoalesced: bool,
+    /// Keeps the limits that are the defaults, and knows so many callers by their tokens; for taskwire.
+    #[arg(long, value_name = "NUMBER")]
+    callers: Option<usize>,
     /// Ends when standard input does, so that it cannot outlive what started it.
     #[arg(long)]
     tied: bool,
@@ -78,7 +81,10 @@ pub async fn run(serve: Serve) -> Result<()> {
     }
     let listener = TcpListener::bind(serve.listen).await.with_context(|| format!("cannot listen on {}", serve.listen))?;
     match serve.kind {
-        Kind::Taskwire => taskwire_server::run(listener, &serve.data.context("this server needs --data")?, serve.uncoalesced).await,
+        Kind::Taskwire => {
+            let data = serve.data.context("this server needs --data")?;
+            taskwire_server::run(listener, &data, serve.uncoalesced, serve.callers).await
+        }
         Kind::Rmcp => rmcp_server::run(listener).await,
         Kind::Bare => bare_server::run(listener).await,
     }

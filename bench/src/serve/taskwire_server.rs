@@ -1,9 +1,10 @@
-//! Taskwire: the library, with limits that a benchmark does not reach. It runs on its embedded store, or on the database that
-//! `$TASKWIRE_BENCH_STORE` names, in a schema of each server's own.
+//! Taskwire: the library, with limits that a benchmark does not reach, or with those that are the defaults. It runs on its embedded store, or on
+//! the database that `$TASKWIRE_BENCH_STORE` names, in a schema of each server's own.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use taskwire::{
-    server::{Coalesce, Config, Server},
+    server::{Coalesce, Config, Server, Tokens},
     store::{PostgresConfig, PostgresStore, SqliteStore},
     tool::{Ctx, Registry, TaskMode, Tool, ToolError},
 };
@@ -20,7 +21,7 @@ use tokio::net::TcpListener;
 
 use super::{
     pour::Pour,
-    write::{Gates, Open, Write},
+    write::{Gates, Open, Write, unix_ns},
 };
 
 const GIB: u64 = 1024 * 1024 * 1024;
@@ -32,7 +33,13 @@ struct Echo {
     text: String,
 }
 
-pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -> Result<()> {
+#[derive(Deserialize, JsonSchema)]
+struct Tick {
+    every_ms: u64,
+    after_ms: u64,
+}
+
+pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool, callers: Option<usize>) -> Result<()> {
     let gates = Gates::default();
     let registry = Registry::new();
     registry
@@ -40,16 +47,11 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
         .tool(park())?
         .tool(rerun())?
         .tool(quick())?
+        .tool(tick())?
         .tool(write(gates.clone()))?
         .tool(pour(gates.clone()))?
         .tool(open(gates))?;
-    // Polls that come too soon are measured too: they must be answered, not held.
-    let mut config = Config { streams_per_caller: 100_000, long_poll: false, ..Config::default() };
-    config.http.connections = 100_000;
-    config.engine.limits.tasks_per_caller = 10_000_000;
-    config.engine.limits.stored_bytes_per_caller = 1024 * GIB;
-    config.engine.limits.task_output_bytes = 4 * GIB;
-    config.engine.limits.output_bytes_per_second = 4 * GIB;
+    let mut config = callers.map_or_else(without_limits, usual);
     if uncoalesced {
         config.engine.coalesce = Coalesce { window: Duration::ZERO, bytes: 1 };
     }
@@ -63,6 +65,29 @@ pub(super) async fn run(listener: TcpListener, data: &Path, uncoalesced: bool) -
     };
     server.serve(listener, std::future::pending()).await?;
     Ok(())
+}
+
+/// Limits that nobody reaches.
+fn without_limits() -> Config {
+    // Polls that come too soon are measured too: they must be answered, not held.
+    let mut config = Config { streams_per_caller: 100_000, long_poll: false, ..Config::default() };
+    config.http.connections = 100_000;
+    config.engine.limits.tasks_per_caller = 10_000_000;
+    config.engine.limits.stored_bytes_per_caller = 1024 * GIB;
+    config.engine.limits.task_output_bytes = 4 * GIB;
+    config.engine.limits.output_bytes_per_second = 4 * GIB;
+    config
+}
+
+/// The limits that are the defaults, for so many callers.
+fn usual(callers: usize) -> Config {
+    let tokens = (0..callers).fold(Tokens::default(), |tokens, caller| tokens.with_token(&token(caller), &format!("caller-{caller}")));
+    Config { auth: Arc::new(tokens), long_poll: false, ..Config::default() }
+}
+
+/// The token of the caller that has this number.
+pub fn token(caller: usize) -> String {
+    format!("token-{caller}")
 }
 
 /// The schema of a server's own: the same directory is the same store.
@@ -100,6 +125,19 @@ fn rerun() -> Tool {
 fn quick() -> Tool {
     Tool::raw("quick", "Is done at once.", json!({"type": "object"}), |_ctx: Ctx| async { Ok::<_, ToolError>("done") })
         .task(TaskMode::Always)
+}
+
+/// Each status is another one, and says when it was reported.
+fn tick() -> Tool {
+    Tool::new("tick", "Says which number it has come to, again and again.", |args: Tick, ctx: Ctx| async move {
+        ctx.sleep(Duration::from_millis(args.after_ms)).await?;
+        for n in 1_u64.. {
+            ctx.status(format!("tick {n} {}", unix_ns())).await?;
+            ctx.sleep(Duration::from_millis(args.every_ms)).await?;
+        }
+        Ok::<_, ToolError>("it never ends by itself")
+    })
+    .task(TaskMode::Always)
 }
 
 fn write(gates: Gates) -> Tool {

@@ -78,35 +78,68 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock for tests: it stands still until [`advance`](Self::advance).
+/// A clock for tests: it stands still until [`advance`](Self::advance), and can be set wrong.
 #[derive(Debug, Clone)]
-pub struct ManualClock(watch::Sender<Timestamp>);
+pub struct ManualClock(watch::Sender<ManualTime>);
+
+#[derive(Debug, Clone, Copy)]
+struct ManualTime {
+    /// What a clock shows that is right.
+    right: Timestamp,
+    /// By how many milliseconds this one is ahead of it.
+    ahead_ms: i64,
+}
+
+impl ManualTime {
+    fn shown(self) -> Timestamp {
+        Timestamp::from_millis(self.right.as_millis().saturating_add(self.ahead_ms))
+    }
+}
 
 impl ManualClock {
     /// A clock that stands at `now`.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
-        Self(watch::Sender::new(now))
+        Self(watch::Sender::new(ManualTime { right: now, ahead_ms: 0 }))
     }
 
     /// Moves the clock on and wakes those who waited for that.
     pub fn advance(&self, span: Duration) {
-        self.0.send_modify(|now| *now = now.after(span));
+        self.0.send_modify(|time| time.right = time.right.after(span));
+    }
+
+    /// Sets the clock so many milliseconds ahead of the right time, or behind it. No time passes by that.
+    pub fn set_ahead(&self, ahead_ms: i64) {
+        self.0.send_modify(|time| time.ahead_ms = ahead_ms);
+    }
+
+    /// Waits until this holds.
+    fn wait_until(&self, holds: impl Fn(ManualTime) -> bool + Send + Sync + 'static) -> Sleep {
+        let mut time = self.0.subscribe();
+        let keep = self.0.clone();
+        Box::pin(async move {
+            let _ = time.wait_for(|time| holds(*time)).await;
+            drop(keep);
+        })
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        *self.0.borrow()
+        self.0.borrow().shown()
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.borrow().right.as_millis()).unwrap_or(0))
     }
 
     fn sleep_until(&self, at: Timestamp) -> Sleep {
-        let mut now = self.0.subscribe();
-        let keep = self.0.clone();
-        Box::pin(async move {
-            let _ = now.wait_for(|now| *now >= at).await;
-            drop(keep);
-        })
+        self.wait_until(move |time| time.shown() >= at)
+    }
+
+    fn sleep(&self, span: Duration) -> Sleep {
+        let at = self.0.borrow().right.after(span);
+        self.wait_until(move |time| time.right >= at)
     }
 }
 

@@ -198,7 +198,9 @@ impl ServerSetup {
         let count = registry.tools().len();
         let provider = commands.with_retired_tool(registry);
         let server = match store {
-            OpenedStore::Embedded(store) => Server::start(provider, *store, settings)?,
+            OpenedStore::Embedded(store) => {
+                Server::start(provider, *store, settings).map_err(|error| store_open_error(error, &live.config().data))?
+            }
             OpenedStore::Memory(store) => Server::start(provider, store, settings)?,
             OpenedStore::Postgres(store) => Server::start(provider, *store, settings)?,
         };

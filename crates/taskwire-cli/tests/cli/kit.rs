@@ -162,7 +162,12 @@ impl Server {
     }
 
     fn spawn(args: &[&str]) -> Self {
-        let process = Process::spawn(taskwire(args).stderr(Stdio::piped()));
+        Self::started(&mut taskwire(args))
+    }
+
+    /// By this command.
+    pub(crate) fn started(command: &mut Command) -> Self {
+        let process = Process::spawn(command.stderr(Stdio::piped()));
         let port = loop {
             let line = process.line().expect("the server says where it listens");
             if let Some(address) = line.trim().strip_prefix("endpoint ") {
@@ -245,8 +250,12 @@ pub(crate) fn request(id: u64, method: &str, mut params: Value) -> Value {
 
 /// Runs the program to its end: its exit code, its output and its errors, each with single blanks between words.
 pub(crate) fn run(args: &[&str]) -> (Option<i32>, String, String) {
-    let mut process = taskwire(args);
-    let mut process = Process::spawn(process.stderr(Stdio::piped()));
+    ended(&mut taskwire(args))
+}
+
+/// The same of another command.
+pub(crate) fn ended(command: &mut Command) -> (Option<i32>, String, String) {
+    let mut process = Process::spawn(command.stderr(Stdio::piped()));
     let errors = process.errors.take().expect("its errors are a pipe");
     let words = |lines: Vec<String>| lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     let output = words(std::iter::from_fn(|| process.line()).collect());

@@ -6,6 +6,7 @@ mod commands;
 mod completions;
 mod connect;
 mod data;
+mod faults;
 mod fixture;
 mod help;
 mod hostile_clients;

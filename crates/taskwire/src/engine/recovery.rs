@@ -38,7 +38,14 @@ pub(super) async fn recover(engine: &Engine, seen: &OnRecovered) {
 
 /// Recovers one page, and returns how many tasks that changed; `None` at the end.
 async fn recover_batch(engine: &Engine, after: &mut Option<TaskId>, seen: &OnRecovered) -> Result<Option<usize>, Error> {
-    let page = engine.checked(engine.0.reader.open_tasks(*after, PAGE).await)?;
+    let read = engine.0.reader.open_tasks(*after, PAGE).await;
+    if let Err(error) = &read
+        && error.is_damage()
+    {
+        // It would be the same each time, and all calls would wait for it.
+        engine.0.fail(error.into());
+    }
+    let page = engine.checked(read)?;
     let Some(last) = page.last().copied() else { return Ok(None) };
     let commands = page.into_iter().map(|id| (id, engine.submit(id, Authority::Engine, Command::recover(engine.epoch()))));
     let (ids, commands): (Vec<TaskId>, Vec<_>) = commands.unzip();

@@ -5,9 +5,28 @@ use std::fmt;
 use taskwire_core::TaskId;
 
 /// An error of the database.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
+#[derive(Debug)]
 pub struct DatabaseError(pub(super) rusqlite::Error);
+
+/// What to do about a database of which more than one task is damaged.
+const CURE_OF_DAMAGE: &str = ". tasks.db in the data directory is damaged: put a copy of the whole data directory in its place. Without a copy, \
+     keep the directory for whoever may recover its tasks, and start with another one (`--data`)";
+
+impl DatabaseError {
+    /// Whether the file has pages that are not what was written.
+    fn is_damage(&self) -> bool {
+        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        matches!(self.0.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
+    }
+}
+
+impl fmt::Display for DatabaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.0, if self.is_damage() { CURE_OF_DAMAGE } else { "" })
+    }
+}
+
+impl std::error::Error for DatabaseError {}
 
 /// Why the store cannot be used: a disk, a file, a format.
 #[derive(Debug, thiserror::Error)]
@@ -165,10 +184,7 @@ impl Error {
 
     /// The error of a read. If SQLite found a value of another type than was written, or a broken page, `of` is corrupt.
     pub(super) fn or_corrupt(self, of: impl fmt::Display) -> Self {
-        use rusqlite::{
-            Error as Sql,
-            ErrorCode::{DatabaseCorrupt, NotADatabase},
-        };
+        use rusqlite::Error as Sql;
         match self {
             Self::Database(DatabaseError(
                 error @ (Sql::FromSqlConversionFailure(..)
@@ -176,11 +192,14 @@ impl Error {
                 | Sql::InvalidColumnType(..)
                 | Sql::Utf8Error(..)),
             )) => Self::corrupt(of, error),
-            Self::Database(DatabaseError(error)) if matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)) => {
-                Self::corrupt(of, error)
-            }
+            Self::Database(error) if error.is_damage() => Self::corrupt(of, error.0),
             other => other,
         }
+    }
+
+    /// Whether the database itself is damaged: the same read fails again.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Self::Database(error) if error.is_damage())
     }
 }
 

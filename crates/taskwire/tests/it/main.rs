@@ -5,6 +5,7 @@ mod bad_input;
 mod bodies;
 mod callers;
 mod client;
+mod clock;
 mod followup;
 mod growth;
 mod held;

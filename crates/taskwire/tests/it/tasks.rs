@@ -202,7 +202,7 @@ async fn keyed(client: &Client, key: &str, tool: &str, arguments: Value) -> Valu
 }
 
 /// Asks for a task until it is gone, and gives the error that says so.
-async fn gone(client: &Client, task: &str) -> Value {
+pub(crate) async fn gone(client: &Client, task: &str) -> Value {
     let ask = async {
         loop {
             let response = client.raw("tasks/get", json!({"taskId": task})).await.json();
