@@ -40,8 +40,8 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// On how many connections a statement is tried: one that was idle may be dead.
 const TRIES_MAX: u32 = 3;
 /// All that we ask is found by an index. The plan of a prepared statement is made once, perhaps while its table is empty, and then kept while
-/// the table grows: it must not read all of it.
-pub(super) const PLANNING: [&str; 2] = ["jit = off", "enable_seqscan = off"];
+/// the table grows: it must not read all of it, to find rows or to join them.
+pub(super) const PLANNING: [&str; 4] = ["jit = off", "enable_seqscan = off", "enable_hashjoin = off", "enable_mergejoin = off"];
 const TOO_LONG: &str = "the database took too long to answer";
 
 /// A statement. In its text `@` stands for the schema.

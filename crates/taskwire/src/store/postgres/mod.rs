@@ -1,7 +1,7 @@
 //! PostgreSQL, for nodes that share a store.
 //!
 //! `schema` has the tables, and `connection` the ways to the database: one connection that writes (`write`, with `rows` and `columns`),
-//! some for readers (`read`), some for the lease and what else must not wait for readers (`cluster`), one that hears other nodes
+//! some for readers (`read`, `gather`), some for the lease and what else must not wait for readers (`cluster`), one that hears other nodes
 //! (`wakeups`). `busy` is one that has not answered yet. `upkeep` makes and drops partitions; `durability` says when the database may lose
 //! what it has acknowledged; `transfer` is for moves to and from other stores.
 
@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod durability;
 mod error;
+mod gather;
 mod read;
 mod rows;
 mod schema;
@@ -92,7 +93,7 @@ impl PostgresStore {
         let node = Arc::new(Node::open(database.clone(), wakeups.clone(), background, epoch_file).await?);
         let slot = i16::try_from(node.epoch.0 % USAGE_SLOTS).unwrap_or(0);
         let writer = Writer::new(database.clone(), slot, opened.commits_loosely);
-        let reader = Arc::new(PostgresReader { database: database.clone(), wakeups });
+        let reader = Arc::new(PostgresReader::new(database.clone(), wakeups));
         Ok(Self { database, writer, reader, node, secret: opened.secret, _lock: None })
     }
 
@@ -119,7 +120,7 @@ impl Store for PostgresStore {
 
     async fn load(&mut self, id: TaskId) -> Result<Option<Task>, Error> {
         self.writer.settle().await?;
-        read::task(&self.database, true, id).await
+        read::task(&self.database, id).await
     }
 
     async fn stored_bytes(&mut self, id: TaskId) -> Result<u64, Error> {

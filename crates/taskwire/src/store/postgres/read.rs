@@ -1,6 +1,6 @@
 //! The reading side. Each read is one statement, which sees one moment, in one round trip, and always on the primary.
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use futures_util::future::Either;
 use taskwire_core::{
@@ -16,6 +16,7 @@ use super::{
     columns::{from_text, key_columns, to_text},
     connection::{Database, Sql, number},
     error::{classify, or_corrupt},
+    gather::{Gather, Many},
     wakeups::Wakeups,
 };
 use crate::store::{CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page, Read, Reader, Session, StoredEvent, UnmergedPage};
@@ -24,13 +25,21 @@ use crate::store::{CallKey, Chunk, Cursor, Error, OutboxItem, PAGE_EVENTS, Page,
 const IDLE_SESSIONS_MAX: u64 = 1_000;
 /// More than a page ever has, and small enough to be added to.
 const BYTES_MAX: u64 = 1 << 62;
+/// The column that says to which of several a row belongs.
+const NTH: usize = 7;
 
 /// Tasks whole: with the event that ended each, if one did.
 macro_rules! tasks {
     ($which:literal) => {
+        tasks!(", 0", "@task AS t", $which)
+    };
+    ($nth:literal, $from:literal, $which:literal) => {
         concat!(
-            "SELECT t.id, t.version, t.next_seq, t.blocks, t.output_bytes, h.head, l.event FROM @task AS t
-            LEFT JOIN @head AS h ON h.id = t.id LEFT JOIN @log AS l ON l.task = t.id AND l.version = t.ended WHERE ",
+            "SELECT t.id, t.version, t.next_seq, t.blocks, t.output_bytes, h.head, l.event",
+            $nth,
+            " FROM ",
+            $from,
+            " LEFT JOIN @head AS h ON h.id = t.id LEFT JOIN @log AS l ON l.task = t.id AND l.version = t.ended WHERE ",
             $which
         )
     };
@@ -39,7 +48,18 @@ macro_rules! tasks {
 pub(super) const TASKS: Sql = Sql { text: tasks!("t.id = ANY($1)"), types: &[Type::BYTEA_ARRAY] };
 /// The database plans this once. The plan of [`TASKS`] depends on how many there are, so it is made anew each time.
 const TASK: Sql = Sql { text: tasks!("t.id = $1"), types: &[Type::BYTEA] };
-const TASK_OF: Sql = Sql { text: tasks!("t.id = $1 AND t.caller = $2"), types: &[Type::BYTEA, Type::TEXT] };
+/// The same for many, each by the index, and only if it is of the caller who is named. The last column says which of the ids it is. The
+/// database does not guess from `generate_subscripts` how many there are, as it does from `UNNEST`: so this is planned once, too.
+const EACH_TASK: Sql = Sql {
+    text: tasks!(
+        ", n.nth",
+        "generate_subscripts($1, 1) AS n(nth) CROSS JOIN LATERAL (
+            SELECT * FROM @task AS o WHERE o.id = ($1)[n.nth] AND coalesce(($2)[n.nth], o.caller) = o.caller OFFSET 0
+        ) AS t",
+        "true"
+    ),
+    types: &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
+};
 const EVENT: Sql = Sql { text: "SELECT event FROM @log WHERE task = $1 AND version = $2", types: &[Type::BYTEA, Type::INT8] };
 /// One row for the task (kind 0), one for each row of chunks (1) from chunk `$3` on, one for each event (2) after version `$2`.
 ///
@@ -88,9 +108,14 @@ const BY_KEY: Sql =
     Sql { text: "SELECT task FROM @call_key WHERE caller = $1 AND kind = $2 AND key = $3", types: &[Type::TEXT, Type::INT2, Type::TEXT] };
 const SAME_CALLS: Sql = Sql {
     text: tasks!(
-        "t.id IN (SELECT task FROM @same_call WHERE caller = $1 AND hidden = $2 AND key = $3 ORDER BY task LIMIT $4) ORDER BY t.id"
+        ", n.nth",
+        "generate_subscripts($1, 1) AS n(nth) CROSS JOIN LATERAL (
+            SELECT task FROM @same_call AS c WHERE c.caller = ($1)[n.nth] AND c.hidden = ($2)[n.nth] AND c.key = ($3)[n.nth]
+            ORDER BY task LIMIT ($4)[n.nth]
+        ) AS s CROSS JOIN LATERAL (SELECT * FROM @task AS o WHERE o.id = s.task OFFSET 0) AS t",
+        "true ORDER BY n.nth, t.id"
     ),
-    types: &[Type::TEXT, Type::BOOL, Type::TEXT, Type::INT8],
+    types: &[Type::TEXT_ARRAY, Type::BOOL_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
 };
 const SESSION: Sql = Sql { text: "SELECT caller, last_used, data FROM @session WHERE id = $1", types: &[Type::TEXT] };
 const OUTBOX: Sql = Sql {
@@ -205,13 +230,30 @@ fn page_of(rows: Vec<Row>, cursor: &Cursor) -> Result<Option<Page>, String> {
     Ok(Some(UnmergedPage { events, more_events, chunks, more_chunks, version, next_seq, ended }.merge(cursor.after)))
 }
 
+/// Which calls are the same: their caller, whether that knows of their tasks, their key, and how many are wanted.
+type SameCalls = (String, bool, String, i64);
+
 /// Reads tasks and sessions.
 pub(super) struct PostgresReader {
-    pub(super) database: Arc<Database>,
-    pub(super) wakeups: Arc<Wakeups>,
+    database: Arc<Database>,
+    wakeups: Arc<Wakeups>,
+    tasks: Gather<(TaskId, Option<CallerId>), Option<Arc<Task>>>,
+    same_calls: Gather<SameCalls, Vec<Arc<Task>>>,
 }
 
 impl PostgresReader {
+    pub(super) fn new(database: Arc<Database>, wakeups: Arc<Wakeups>) -> Self {
+        let tasks = Gather::new({
+            let database = database.clone();
+            move |wanted| each_task(database.clone(), wanted)
+        });
+        let same_calls = Gather::new({
+            let database = database.clone();
+            move |calls| each_same_calls(database.clone(), calls)
+        });
+        Self { database, wakeups, tasks, same_calls }
+    }
+
     async fn rows(&self, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         self.database.read(sql, params).await
     }
@@ -229,11 +271,50 @@ impl PostgresReader {
     }
 }
 
-/// The task, for a reader or for the writer.
-pub(super) async fn task(database: &Database, for_writer: bool, id: TaskId) -> Result<Option<Task>, Error> {
-    let params: &[&(dyn ToSql + Sync)] = &[&&id.as_bytes()[..]];
-    let rows = if for_writer { database.run(&TASK, params).await } else { database.read(&TASK, params).await };
+/// The task, for the writer.
+pub(super) async fn task(database: &Database, id: TaskId) -> Result<Option<Task>, Error> {
+    let rows = database.run(&TASK, &[&&id.as_bytes()[..]]).await;
     rows.map_err(|error| or_corrupt(error, id))?.first().map(task_of).transpose()
+}
+
+/// Each of the tasks, for readers, if it is of the caller who is named.
+async fn each_task(database: Arc<Database>, wanted: Arc<[(TaskId, Option<CallerId>)]>) -> Many<Option<Arc<Task>>> {
+    let ids: Vec<&[u8]> = wanted.iter().map(|(id, _)| &id.as_bytes()[..]).collect();
+    let callers: Vec<Option<Cow<'_, str>>> =
+        wanted.iter().map(|(_, caller)| caller.as_ref().map(|caller| to_text(caller.as_str()))).collect();
+    let rows = match (database.read(&EACH_TASK, &[&ids, &callers]).await, &*wanted) {
+        // What is damaged is damaged for the one who asks alone.
+        (Err(error), [(id, _)]) => return Err(or_corrupt(error, *id)),
+        (rows, _) => rows?,
+    };
+    let mut tasks: Vec<_> = wanted.iter().map(|_| Ok(None)).collect();
+    for row in rows {
+        if let Some(task) = nth_of(&row)?.and_then(|nth| tasks.get_mut(nth)) {
+            *task = task_of(&row).map(|task| Some(Arc::new(task)));
+        }
+    }
+    Ok(tasks)
+}
+
+/// The tasks of calls that are the same, for each of them. Nobody can join a damaged one.
+async fn each_same_calls(database: Arc<Database>, calls: Arc<[SameCalls]>) -> Many<Vec<Arc<Task>>> {
+    let callers: Vec<&str> = calls.iter().map(|call| &*call.0).collect();
+    let hidden: Vec<bool> = calls.iter().map(|call| call.1).collect();
+    let keys: Vec<&str> = calls.iter().map(|call| &*call.2).collect();
+    let most: Vec<i64> = calls.iter().map(|call| call.3).collect();
+    let mut same = vec![Vec::new(); calls.len()];
+    for row in database.read(&SAME_CALLS, &[&callers, &hidden, &keys, &most]).await? {
+        if let (Some(same), Ok(task)) = (nth_of(&row)?.and_then(|nth| same.get_mut(nth)), task_of(&row)) {
+            same.push(Arc::new(task));
+        }
+    }
+    Ok(same.into_iter().map(Ok).collect())
+}
+
+/// To which of several the row belongs.
+fn nth_of(row: &Row) -> Result<Option<usize>, Error> {
+    let nth: i32 = row.try_get(NTH).map_err(classify)?;
+    Ok(usize::try_from(nth - 1).ok())
 }
 
 /// What is read later.
@@ -243,15 +324,11 @@ fn later<'a, T: Send + 'a>(read: impl Future<Output = Result<T, Error>> + Send +
 
 impl Reader for PostgresReader {
     fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>> {
-        later(async move { Ok(task(&self.database, false, id).await?.map(Arc::new)) })
+        later(self.tasks.get((id, None)))
     }
 
     fn task_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, Option<Arc<Task>>> {
-        later(async move {
-            let params: &[&(dyn ToSql + Sync)] = &[&&id.as_bytes()[..], &to_text(caller.as_str())];
-            let rows = self.rows(&TASK_OF, params).await.map_err(|error| or_corrupt(error, id))?;
-            Ok(rows.first().map(task_of).transpose()?.map(Arc::new))
-        })
+        later(self.tasks.get((id, Some(caller.clone()))))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
@@ -327,9 +404,8 @@ impl Reader for PostgresReader {
 
     fn same_calls<'a>(&'a self, caller: &'a CallerId, hidden: bool, key: &'a str, limit: usize) -> Read<'a, Vec<Arc<Task>>> {
         later(async move {
-            let (caller, key) = (to_text(caller.as_str()), to_text(key));
-            let rows = self.rows(&SAME_CALLS, &[&caller, &hidden, &key, &number(limit as u64)]).await?;
-            Ok(rows.iter().filter_map(|row| task_of(row).ok()).map(Arc::new).collect())
+            let (caller, key) = (to_text(caller.as_str()).into_owned(), to_text(key).into_owned());
+            self.same_calls.get((caller, hidden, key, number(limit as u64))).await
         })
     }
 

@@ -141,10 +141,11 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(database: Arc<Database>, slot: i16, commits_loosely: bool) -> Self {
         let millis = database.config.statement_timeout.as_millis();
-        // Nothing here waits for longer than a lease lasts, so that a node that is stopped does not hold up the others.
+        // Nothing here waits for longer than a lease lasts, so that a node that is stopped does not hold up the others. Each statement is
+        // planned once, not anew for each number of rows.
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL statement_timeout = {millis}; SET LOCAL lock_timeout = 5000; \
-             SET LOCAL idle_in_transaction_session_timeout = 5000; {}{}",
+             SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL plan_cache_mode = force_generic_plan; {}{}",
             PLANNING.map(|setting| format!("SET LOCAL {setting}")).join("; "),
             if commits_loosely { "; SET LOCAL synchronous_commit = on" } else { "" }
         );
