@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a server does whose disk is really full: one of 64 MiB, in memory. Needs root, for it mounts one; so it is no part of the test command.
+# What a server does whose disk is nearly full, and then really: one of 64 MiB, in memory. Needs root, for it mounts one; so it is no part of the
+# test command.
 #
 # Needs target/${PROFILE:-debug}/taskwire (cargo build -p taskwire-cli), curl and python3.
 set -euo pipefail
@@ -14,9 +15,11 @@ fail() { say "$1" >&2; exit 1; }
 work=$(mktemp -d)
 server=
 mkdir -m 700 "$work/disk"
+stream=
 clean() {
+  if [[ -n $stream ]]; then kill "$stream" 2>/dev/null || true; fi
   if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; fi
-  umount "$work/disk" 2>/dev/null || true
+  umount -l "$work/disk" 2>/dev/null || true
   rm -rf "$work"
 }
 trap clean EXIT
@@ -50,15 +53,20 @@ name = "now"
 description = "Is quick"
 command = ["echo", "now"]
 TOML
-"$taskwire" serve "$work/taskwire.toml" --data "$work/disk/data" > "$work/out" 2> "$work/err" &
-server=$!
-for _ in $(seq 100); do curl -fs http://127.0.0.1:18791/readyz > "$work/ready" 2>/dev/null && break; sleep 0.1; done
-grep -q ok "$work/ready" || fail "the server does not start: $(cat "$work/err")"
+# start DATA: a server on this directory of the disk.
+start() {
+  "$taskwire" serve "$work/taskwire.toml" --data "$work/disk/$1" > "$work/out" 2> "$work/err" &
+  server=$!
+  : > "$work/ready"
+  for _ in $(seq 100); do curl -fs http://127.0.0.1:18791/readyz > "$work/ready" 2>/dev/null && break; sleep 0.1; done
+  grep -q ok "$work/ready" || fail "the server does not start: $(cat "$work/err")"
+}
+start data
 
-# ask TOKEN METHOD NAME PARAMS: the whole answer, on one line.
+# ask TOKEN METHOD NAME PARAMS: the whole answer, on one line. Its headers are in the file `headers`.
 ask() {
   local meta='"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}'
-  curl -s http://127.0.0.1:18791/mcp -H "Authorization: Bearer $1" -H 'Content-Type: application/json' \
+  curl -sN -D "$work/headers" http://127.0.0.1:18791/mcp -H "Authorization: Bearer $1" -H 'Content-Type: application/json' \
     -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' -H "Mcp-Method: $2" -H "Mcp-Name: $3" \
     -d "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"$2\",\"params\":{$4,$meta}}"
 }
@@ -73,7 +81,8 @@ alive() { kill -0 "$server" 2>/dev/null || fail "the server has ended: $(cat "$w
 waits=$(call b wait | field result.taskId)
 [[ -n $waits ]] || fail "bob's task was not made"
 say "ann fills the disk"
-for _ in $(seq 8); do call a fill > "$work/answer"; done
+filling=()
+for _ in $(seq 8); do filling+=("$(call a fill | field result.taskId)"); done
 for _ in $(seq 300); do
   alive
   code=$(call b wait | field error.code)
@@ -87,7 +96,8 @@ call b now | grep -q '"now\\n"' || fail "a quick call is not answered"
 ask b tasks/cancel "$waits" "\"taskId\":\"$waits\"" > "$work/answer"
 [[ $(status b "$waits") == cancelled ]] || fail "bob's task could not be cancelled"
 alive
-say "what was stopped is forgotten after five seconds, and there is room again"
+say "what has ended is forgotten after five seconds, and there is room again"
+for id in "${filling[@]}"; do [[ -z $id ]] || ask a tasks/cancel "$id" "\"taskId\":\"$id\"" > "$work/answer"; done
 for _ in $(seq 600); do
   alive
   again=$(call b wait | field result.taskId)
@@ -95,5 +105,54 @@ for _ in $(seq 600); do
   sleep 0.1
 done
 [[ -n $again ]] || fail "there is no room again: $(df -k "$work/disk" | tail -1), $(ls -l "$work/disk/data")"
+alive
+kill "$server"
+wait "$server" || true
+
+say "another program takes the whole disk"
+sed -i 's/^disk_reserve_bytes = .*/disk_reserve_bytes = 0/' "$work/taskwire.toml"
+start other
+kept=()
+for _ in $(seq 5); do kept+=("$(call b wait | field result.taskId)"); done
+[[ -n ${kept[4]} ]] || fail "bob's tasks were not made"
+ask b subscriptions/listen "" "\"notifications\":{\"taskIds\":[\"${kept[0]}\"]}" > "$work/events" &
+stream=$!
+for _ in $(seq 100); do grep -q acknowledged "$work/events" && break; sleep 0.1; done
+grep -q acknowledged "$work/events" || fail "there is no stream: $(cat "$work/events")"
+head -c 64M /dev/zero > "$work/disk/theirs" 2>/dev/null || true
+for _ in $(seq 50); do
+  alive
+  call b wait > "$work/answer"
+  id=$(field result.taskId < "$work/answer")
+  [[ -z $id ]] && break
+  kept+=("$id")
+done
+[[ -z $id ]] || fail "the disk was never full: $(df -k "$work/disk" | tail -1)"
+grep -q '^HTTP/1.1 503' "$work/headers" && grep -qi '^retry-after:' "$work/headers" || fail "the refusal is $(cat "$work/headers")"
+grep -q 'disk is full' "$work/answer" || fail "the refusal says $(cat "$work/answer")"
+say "what is there is served meanwhile"
+for id in "${kept[@]}"; do [[ $(status b "$id") == working ]] || fail "$id is gone"; done
+curl -fs http://127.0.0.1:18791/readyz > "$work/answer" || fail "it does not say that it serves"
+kill -0 "$stream" 2>/dev/null || fail "the stream has ended: $(cat "$work/events")"
+alive
+say "there is room again"
+rm "$work/disk/theirs"
+again=
+for _ in $(seq 50); do
+  alive
+  again=$(call b wait | field result.taskId)
+  [[ -n $again ]] && break
+  sleep 0.1
+done
+[[ -n $again ]] || fail "no task is made: $(call b wait)"
+ask b tasks/cancel "${kept[0]}" "\"taskId\":\"${kept[0]}\"" > "$work/answer"
+for _ in $(seq 50); do grep -q cancelled "$work/events" && break; sleep 0.1; done
+grep -q cancelled "$work/events" || fail "the stream does not go on: $(cat "$work/events")"
+kill -9 "$server"
+wait "$server" 2>/dev/null || true
+start other
+for id in "${kept[@]:1}" "$again"; do [[ $(status b "$id") == working ]] || fail "$id was acknowledged and is gone"; done
+[[ $(status b "${kept[0]}") == cancelled ]] || fail "what ended goes on"
+for id in "${kept[@]:1}" "$again"; do ask b tasks/cancel "$id" "\"taskId\":\"$id\"" > "$work/answer"; done
 alive
 say "it held"

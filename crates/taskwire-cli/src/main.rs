@@ -11,6 +11,7 @@ mod logging;
 #[cfg(test)]
 #[path = "../tests/manual/command_line.rs"]
 mod manual;
+mod open_files;
 #[cfg(target_os = "linux")]
 mod pid1;
 mod term;

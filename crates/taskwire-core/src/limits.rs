@@ -26,12 +26,18 @@ pub struct Limits {
     pub result_bytes: u64,
     /// Tasks of one caller that have not ended.
     pub tasks_per_caller: u64,
+    /// Calls of one caller in a second that start work; twice as many if it made none before. Zero turns it off.
+    pub creates_per_second_per_caller: u64,
+    /// Requests of one caller in a second; twice as many if it made none before. Zero turns it off.
+    pub requests_per_second_per_caller: u64,
     /// Bytes that all tasks of one caller take in the store, also those that have ended, until they are forgotten. The end of a task is
     /// stored beyond it.
     pub stored_bytes_per_caller: u64,
     /// Bytes that are to stay free on the disk: with less, no task is made; with less than half of it, running ones write no more. Zero
     /// turns it off.
     pub disk_reserve_bytes: u64,
+    /// Bytes that the server may have in memory; with more, no call and no stream begins. Zero turns it off.
+    pub memory_bytes: u64,
     /// Changes that the outbox of a session keeps; older ones are dropped.
     pub changes_per_session: u64,
 }
@@ -50,8 +56,11 @@ impl Limits {
         value_bytes: 1024 * 1024,
         result_bytes: 16 * 1024 * 1024,
         tasks_per_caller: 1_000,
+        creates_per_second_per_caller: 0,
+        requests_per_second_per_caller: 0,
         stored_bytes_per_caller: 4 * 1024 * 1024 * 1024,
         disk_reserve_bytes: 256 * 1024 * 1024,
+        memory_bytes: 0,
         changes_per_session: 4_096,
     };
 }

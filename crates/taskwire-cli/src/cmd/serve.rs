@@ -31,6 +31,7 @@ use crate::{
     control::{self, LiveConfig, ServerDescription, SocketFile},
     join::{self, JoinSocket},
     logging::{self, LogFormat},
+    open_files,
     term::{escape, stderr},
 };
 
@@ -149,7 +150,7 @@ impl Serve {
 }
 
 impl ServerSetup {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(mut self) -> anyhow::Result<()> {
         logging::begin(self.config.log_format, USUAL_LOG);
         let of_tls = self.tls.iter().flat_map(|tls| self.config.tls_warnings(tls, SystemClock.now()));
         for warning in self.config.warnings(&self.definitions).into_iter().chain(of_tls) {
@@ -158,9 +159,8 @@ impl ServerSetup {
                 LogFormat::Json => tracing::warn!("{}", warning.trim_start_matches("warning: ")),
             }
         }
-        // Each connection is a file; the usual soft limit of 1024 is soon reached.
-        if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-            tracing::debug!(%error, "the limit of open files stays as it is");
+        if let Some(files) = open_files::raise_limit().filter(|_| self.address.is_some()) {
+            open_files::bound_connections(&mut self.settings.http, files);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let result = runtime.block_on(self.serve());

@@ -32,11 +32,20 @@ pub(super) struct LimitsTable {
     result_bytes: Option<u64>,
     /// Tasks of one caller that have not ended. Default: `1000`.
     tasks_per_caller: Option<u64>,
+    /// Calls of one caller in a second that start work; twice as many if it made none before. One more gets status 429. `0` turns this
+    /// off. Default: `0`.
+    creates_per_second_per_caller: Option<u64>,
+    /// Requests of one caller in a second, calls and polls included; twice as many if it made none before. One more gets status 429. `0` turns
+    /// this off. Default: `0`.
+    requests_per_second_per_caller: Option<u64>,
     /// All tasks of one caller in the store, at least 65536; ended tasks count until they are forgotten. Default: `4294967296`.
     stored_bytes_per_caller: Option<u64>,
     /// Free space on the disk. With less, no task is made; with half of it, running tasks write no more; `0` turns this off.
     /// Default: `268435456`.
     disk_reserve_bytes: Option<u64>,
+    /// Memory of the server, without what it has mapped from files. With more, calls and streams get status 503, until it is a tenth less;
+    /// `0` turns this off. Default: `0`.
+    memory_bytes: Option<u64>,
     /// Changes that the stream of a session may be behind; older ones are left out. Default: `4096`.
     changes_per_session: Option<u64>,
 }
@@ -55,8 +64,11 @@ impl LimitsTable {
         set(&mut limits.value_bytes, self.value_bytes);
         set(&mut limits.result_bytes, self.result_bytes);
         set(&mut limits.tasks_per_caller, self.tasks_per_caller);
+        set(&mut limits.creates_per_second_per_caller, self.creates_per_second_per_caller);
+        set(&mut limits.requests_per_second_per_caller, self.requests_per_second_per_caller);
         set(&mut limits.stored_bytes_per_caller, self.stored_bytes_per_caller);
         set(&mut limits.disk_reserve_bytes, self.disk_reserve_bytes);
+        set(&mut limits.memory_bytes, self.memory_bytes);
         set(&mut limits.changes_per_session, self.changes_per_session);
     }
 }

@@ -75,6 +75,13 @@ pub(crate) struct ToolTable {
     ok_codes: Option<Vec<i32>>,
     /// How many commands of this tool run at one time; further calls wait. Default: `8`.
     concurrency: Option<usize>,
+    /// Calls of this tool in a second, by all callers; twice as many if there were none before. One more gets status 429.
+    /// Default: no limit.
+    calls_per_second: Option<u64>,
+    /// Tasks of this tool that this server runs at one time, those that wait included. Default: no limit.
+    tasks_max: Option<u64>,
+    /// The same for the tasks of one caller. Default: no limit.
+    tasks_per_caller_max: Option<u64>,
     /// The time between SIGTERM and SIGKILL, at most `"10m"`. Default: `"5s"`.
     kill_after: Option<Span>,
     /// How much of the output the result has, at least 256. Default: as for the server.
@@ -187,6 +194,9 @@ impl ToolTable {
         definition.policy.retention = self.retention.and_then(|keep| keep.0);
         super::set(&mut definition.policy.overflow, self.overflow);
         definition.policy.dedupe = self.dedupe;
+        definition.policy.calls_per_second = self.calls_per_second;
+        definition.policy.tasks_max = self.tasks_max;
+        definition.policy.tasks_per_caller_max = self.tasks_per_caller_max;
         definition.policy.linger = self.linger.map(SpanOrForever::or_max);
         definition.policy.immediate_response = self.immediate_response.as_deref().map(Into::into);
         definition.on_interrupt = match self.on_interrupt {

@@ -58,6 +58,23 @@ fn silent_connections_keep_nobody_out() {
     drop(silent);
 }
 
+#[test]
+fn a_server_that_may_open_few_files_says_so_and_serves_on() {
+    let dir = TempDir::new();
+    let server = Server::with_open_files(64, &dir.join("data"));
+    let warning = server.process.wait_for_error_line("http.connections");
+    assert!(warning.contains("64 open files") && warning.contains("ulimit"), "{warning}");
+    let connect = |_| TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
+    let mut silent: Vec<TcpStream> = Vec::new();
+    for _ in 0..4 {
+        silent.extend((0..50).map(connect));
+        for _ in 0..5 {
+            assert_eq!(server.probe("/readyz").0, 200, "after {} silent connections", silent.len());
+        }
+    }
+    server.ask("tools/call", json!({"name": "countdown", "arguments": {"from": 1}}));
+}
+
 /// Kilobytes of memory that a process has.
 #[cfg(target_os = "linux")]
 fn resident(id: u32) -> u64 {

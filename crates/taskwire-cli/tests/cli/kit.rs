@@ -161,6 +161,13 @@ impl Server {
         Self::spawn(&["serve", file, "--listen", "127.0.0.1:0", "--data", data])
     }
 
+    /// One that may have so many files open.
+    pub(crate) fn with_open_files(max: u32, data: &str) -> Self {
+        let limited = format!("ulimit -n {max} && exec \"$0\" \"$@\"");
+        let args = ["-c", limited.as_str(), env!("CARGO_BIN_EXE_taskwire"), "serve", "--listen", "127.0.0.1:0", "--data", data];
+        Self::started(Command::new("sh").args(args).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::piped()))
+    }
+
     fn spawn(args: &[&str]) -> Self {
         Self::started(&mut taskwire(args))
     }

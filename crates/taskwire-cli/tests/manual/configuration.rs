@@ -231,7 +231,7 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "Span" => "time",
         "SpanOrForever" => "time, or `\"forever\"`",
         "SpanOrNever" => "time, or `\"never\"`",
-        "usize" | "u64" if name.ends_with("_per_second") => "bytes per second",
+        "usize" | "u64" if name.contains("bytes") && name.ends_with("_per_second") => "bytes per second",
         "usize" | "u64" if name.contains("bytes") => "bytes",
         "usize" | "u64" => "number",
         "Value" => "several kinds",

@@ -187,7 +187,7 @@ pub enum Reject {
     #[error("progress must be a finite number")]
     NotANumber,
     /// A limit is reached.
-    #[error("{what}: the limit is {max} (configuration key `limits.{key}`)")]
+    #[error("{what}: the limit is {max} (configuration key `{}{key}`)", table_of(.key))]
     Limit {
         /// What there is too much of.
         what: &'static str,
@@ -198,11 +198,22 @@ pub enum Reject {
     },
 }
 
+/// The table of the configuration that has a limit. Those of a tool stand in its own.
+fn table_of(key: &str) -> &'static str {
+    if matches!(key, "tasks_max" | "tasks_per_caller_max") { "" } else { "limits." }
+}
+
 impl Reject {
-    /// Whether there is no room for another task just now: its caller has too many or too much, or the disk is short.
+    /// Whether there is no room for another task just now: its caller or its tool has too many, its caller too much, or the disk is short.
     #[must_use]
     pub fn is_no_room_for_task(&self) -> bool {
-        matches!(self, Self::Limit { key: "tasks_per_caller" | "stored_bytes_per_caller" | "disk_reserve_bytes", .. })
+        matches!(
+            self,
+            Self::Limit {
+                key: "tasks_per_caller" | "tasks_per_caller_max" | "tasks_max" | "stored_bytes_per_caller" | "disk_reserve_bytes",
+                ..
+            }
+        )
     }
 
     /// Whether there is no room for more output: of this task, of its caller, or on the disk.

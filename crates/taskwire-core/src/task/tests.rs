@@ -23,6 +23,7 @@ const LIMITS: Limits = Limits {
     stored_bytes_per_caller: 1_000_000,
     disk_reserve_bytes: 0,
     changes_per_session: 100,
+    ..Limits::DEFAULT
 };
 
 fn spec() -> Spec {

@@ -300,6 +300,16 @@ impl Definition {
         if self.concurrency == 0 {
             return Err(Problem::new("concurrency", "with 0 no call could ever run: 1 or more"));
         }
+        let policy = &self.policy;
+        for (key, max) in [
+            ("calls_per_second", policy.calls_per_second),
+            ("tasks_max", policy.tasks_max),
+            ("tasks_per_caller_max", policy.tasks_per_caller_max),
+        ] {
+            if max == Some(0) {
+                return Err(Problem::new(key, "with 0 no call could ever run: 1 or more"));
+            }
+        }
         if self.kill_after > KILL_AFTER_MAX {
             return Err(Problem::new("kill_after", "it may be 10 minutes (\"10m\") at most"));
         }

@@ -18,9 +18,19 @@ pub enum Error {
     /// The store cannot be reached for a while; nothing was acknowledged. Try again.
     #[error("the server cannot reach its store just now, so try again in a moment")]
     Away,
+    /// The disk of the store is full; nothing was acknowledged. Try again.
+    #[error("the server's disk is full, so nothing can be stored until there is room: try again later")]
+    Full,
     /// What is stored of one task or session is corrupt. All others can be used.
     #[error("{0}")]
     Corrupt(Arc<str>),
+}
+
+impl Error {
+    /// Whether it passes by itself, when the store is there again or its disk has room.
+    pub(crate) const fn passes(&self) -> bool {
+        matches!(self, Self::Away | Self::Full)
+    }
 }
 
 impl From<store::Error> for Error {

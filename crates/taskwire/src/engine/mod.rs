@@ -3,6 +3,7 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod away;
 mod calls;
 mod cluster;
 mod error;
@@ -48,6 +49,7 @@ pub use exchange::Continuation;
 pub(crate) use exchange::{CallNote, Phase, RunEnd};
 pub use output_buffer::Coalesce;
 pub(crate) use output_buffer::Piece;
+pub(crate) use quota::TaskLimits;
 pub(crate) use run::Run;
 pub(crate) use unstarted::UnstartedRun;
 
@@ -84,6 +86,12 @@ pub trait Work: Send + Sync + 'static {
     /// The tools for whose work this process has free slots, and how many. Work of other tools never waits for a slot.
     fn free_slots(&self) -> Vec<(String, usize)> {
         Vec::new()
+    }
+
+    /// How many tasks of a tool this process may run.
+    fn task_limits(&self, tool: &str) -> TaskLimits {
+        let _ = tool;
+        TaskLimits::default()
     }
 
     /// Does the work of `run`. It may be dropped at any await point once the run is stopped.
@@ -160,8 +168,7 @@ struct Inner {
     epoch: AtomicU64,
     /// The other nodes, where several share the store.
     cluster: Option<cluster::Membership>,
-    /// Whether the store cannot be reached just now.
-    away: AtomicBool,
+    away: away::Away,
     metrics: Arc<Metrics>,
     node_count: observe::NodeCount,
     secret: [u8; 32],
@@ -176,12 +183,6 @@ struct Inner {
 }
 
 impl Inner {
-    fn set_away(&self, away: bool) {
-        if self.away.swap(away, Ordering::AcqRel) != away {
-            self.metrics.set_store_away(away, self.clock.monotonic());
-        }
-    }
-
     /// Records that nothing can be stored any more. The first reason stays.
     fn fail(&self, failure: Failure) {
         self.failed.send_if_modified(|failed| {
@@ -232,7 +233,7 @@ impl Engine {
             config,
             epoch: AtomicU64::new(store.epoch().0),
             cluster,
-            away: AtomicBool::new(false),
+            away: away::Away::default(),
             secret: store.secret(),
             runs: runs::Runs::new(metrics.clone()),
             metrics,
@@ -296,11 +297,6 @@ impl Engine {
         Epoch(self.0.epoch.load(Ordering::Acquire))
     }
 
-    /// Whether callers must try again later: the store cannot be reached, or this node has no lease just now.
-    pub(crate) fn is_away(&self) -> bool {
-        self.0.away.load(Ordering::Acquire) || self.epoch() == NO_EPOCH
-    }
-
     /// Whether no other node takes what this one runs.
     pub(crate) fn has_lease(&self) -> bool {
         self.0.cluster.as_ref().is_none_or(cluster::Membership::has_lease)
@@ -361,7 +357,7 @@ impl Engine {
 
     async fn submit_as(&self, id: TaskId, by: Authority, command: Command, waits: bool) -> Result<Receipt, Error> {
         if !waits && self.is_away() {
-            return Err(Error::Away);
+            return Err(self.away_error());
         }
         let (receipt, reply) = oneshot::channel();
         self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits, receipt })).await.map_err(|_| self.unavailable())?;
@@ -417,7 +413,7 @@ impl Engine {
     /// Changes a session and waits until that is durable.
     pub(crate) async fn change_session(&self, change: SessionChange) -> Result<(), Error> {
         if self.is_away() {
-            return Err(Error::Away);
+            return Err(self.away_error());
         }
         let (receipt, reply) = oneshot::channel();
         self.0.queue.send(WriterRequest::Session(change, receipt)).await.map_err(|_| self.unavailable())?;
@@ -536,7 +532,7 @@ impl Engine {
 
     fn unavailable(&self) -> Error {
         if self.is_away() && !self.has_failed() {
-            return Error::Away;
+            return self.away_error();
         }
         Error::Unavailable(
             self.0.failed.borrow().as_ref().map_or_else(|| "it is shutting down".into(), |failure| failure.public_reason.clone()),

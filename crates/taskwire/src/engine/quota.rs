@@ -44,6 +44,30 @@ const fn reserve_divisor(command: &Command) -> Option<u64> {
     }
 }
 
+/// How many tasks of one tool a process may run at a time; any number if absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TaskLimits {
+    /// Of all callers together.
+    pub all: Option<u64>,
+    /// Of one caller.
+    pub per_caller: Option<u64>,
+}
+
+impl TaskLimits {
+    /// Whether there may be one more, where there are so many of all callers and of this one.
+    pub(super) fn admit(self, all: u64, of_caller: u64) -> Result<(), Reject> {
+        for (max, count, what, key) in [
+            (self.per_caller, of_caller, "too many of your tasks of this tool are still running", "tasks_per_caller_max"),
+            (self.all, all, "too many tasks of this tool are still running", "tasks_max"),
+        ] {
+            if let Some(max) = max.filter(|max| count >= *max) {
+                return Err(Reject::Limit { what, max, key });
+            }
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Quota {
     used: HashMap<CallerId, Usage>,
@@ -214,6 +238,18 @@ mod tests {
             assert_eq!(quota.disk, None);
             assert_eq!(reached(&quota, "me", &append(), NOTHING, open(10)), None);
         }
+    }
+
+    #[test]
+    fn the_limits_of_a_tool_count_for_a_caller_and_for_all() {
+        let key = |limits: TaskLimits, all, of_caller| match limits.admit(all, of_caller) {
+            Ok(()) => None,
+            Err(Reject::Limit { key, .. }) => Some(key),
+            Err(other) => panic!("{other:?}"),
+        };
+        let limits = TaskLimits { all: Some(3), per_caller: Some(2) };
+        assert_eq!([key(limits, 2, 1), key(limits, 2, 2), key(limits, 3, 1)], [None, Some("tasks_per_caller_max"), Some("tasks_max")]);
+        assert_eq!(key(TaskLimits::default(), u64::MAX, u64::MAX), None);
     }
 
     #[test]

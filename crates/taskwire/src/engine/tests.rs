@@ -52,6 +52,8 @@ struct Faults {
     tidy: Arc<AtomicBool>,
     /// The store cannot be reached: no commit is carried out.
     away: Arc<AtomicBool>,
+    /// The disk is full, for SQLite too.
+    full: Arc<AtomicBool>,
     /// The next commit is carried out, and the writer does not learn it.
     in_doubt: Arc<AtomicBool>,
     /// The store cannot be reached to look a task up.
@@ -92,13 +94,14 @@ impl CommitGate {
 /// SQLite, with faults, and in step with the test if it wants so.
 struct TestStore {
     store: SqliteStore,
+    is_full: bool,
     faults: Faults,
     pace: Option<(mpsc::Sender<usize>, std::sync::mpsc::Receiver<()>)>,
 }
 
 impl TestStore {
     fn new(dir: &TempDir, faults: &Faults) -> Self {
-        Self { store: SqliteStore::open(&dir.0).expect("a store"), faults: faults.clone(), pace: None }
+        Self { store: SqliteStore::open(&dir.0).expect("a store"), is_full: false, faults: faults.clone(), pace: None }
     }
 
     fn paced(dir: &TempDir) -> (Self, CommitGate) {
@@ -146,6 +149,10 @@ impl Store for TestStore {
         let damaged = *self.faults.damaged.lock().expect("no panic");
         if let Some(id) = damaged.filter(|id| writes.iter().any(|write| write.task.id == *id)) {
             return Err(store::Error::corrupt_task(id, "a page of it is gone"));
+        }
+        let is_full = self.faults.full.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.is_full, is_full) != is_full {
+            self.store.set_max_pages(if is_full { 1 } else { u32::MAX - 1 });
         }
         let written = self.store.commit(writes, sessions).await;
         if self.faults.in_doubt.swap(false, Ordering::AcqRel) {
@@ -328,6 +335,34 @@ async fn while_the_store_is_away_callers_are_told_and_work_waits() {
     })
     .await;
     assert_eq!((receipt.task.status(), receipt.task.output.next_seq), (Status::Cancelled, Seq(1)), "it was stored once");
+    assert!(!engine.has_failed());
+}
+
+#[tokio::test]
+async fn while_the_disk_is_full_callers_are_told_and_work_waits() {
+    let (dir, faults, clock) = (TempDir::absent(), Faults::default(), clock());
+    let engine = engine_at(&clock, TestStore::new(&dir, &faults), config());
+    let id = made(&engine, spec()).await;
+    let much = json!("x".repeat(200_000));
+    faults.full.store(true, Ordering::Release);
+    assert!(matches!(make_with(&engine, spec(), &much.to_string()).await, Err(Error::Full)), "a caller can try again");
+    assert!(matches!(cancel(&engine, id).await, Err(Error::Full)));
+    let chunks = vec![Blocks::of(&[much.into()])];
+    let mut append = pin!(engine.submit(id, Authority::Attempt(Attempt(1)), Command::Append { chunks }));
+    assert!(waits(append.as_mut()).await, "the work waits");
+    clock.advance(Duration::from_secs(1));
+    assert!(waits(append.as_mut()).await, "for room, and for nothing else");
+    assert_eq!(engine.any_task(id).await.expect("it can be read").expect("it is there").status(), Status::Working);
+    faults.full.store(false, Ordering::Release);
+    let receipt = meanwhile(&clock, append).await.expect("it is stored");
+    assert_eq!(receipt.task.output.next_seq, Seq(1), "it was stored once");
+    meanwhile(&clock, async {
+        while let Err(error) = make(&engine, spec()).await {
+            assert!(error.passes(), "{error}");
+            yield_now().await;
+        }
+    })
+    .await;
     assert!(!engine.has_failed());
 }
 

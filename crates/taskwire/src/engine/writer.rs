@@ -23,7 +23,7 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 use self::batch::{Batch, Decided};
 use super::{
     Engine, Failure, Inner, TaskRequest, WriterRequest, observe, operator_log,
-    quota::Quota,
+    quota::{Quota, TaskLimits},
     recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
 use crate::{
@@ -169,8 +169,7 @@ impl<S: Store> Writer<S> {
                     }
                     tracing::warn!(%error, "nothing can be stored just now: trying again");
                     away = true;
-                    engine.0.set_away(true);
-                    batch.refuse_callers();
+                    batch.refuse_callers(&engine.0.set_away_because(&error));
                     queued = take_queued(engine, commands);
                     match error.kind() {
                         ErrorKind::InDoubt => {
@@ -196,7 +195,7 @@ impl<S: Store> Writer<S> {
                 queued.extend(take_queued(engine, commands));
                 // What is asked of one task is decided in order.
                 parts[0].extend(queued);
-                parts.iter_mut().for_each(batch::refuse_callers);
+                parts.iter_mut().for_each(|part| batch::refuse_callers(part, &engine.away_error()));
                 engine.0.clock.sleep(delay).await;
                 delay = (delay * 2).min(RETRY_DELAY_MAX);
             }
@@ -331,6 +330,11 @@ impl<S: Store> Writer<S> {
             };
             task = apply(*id, before.as_deref(), &events, now);
             is = self.usage_of(engine, &task, limits);
+        }
+        if let Command::Create(_) = command
+            && let Err(reject) = admit_to_tool(engine, &task.spec, batch)
+        {
+            return Ok(Decided::rejected(reject.into()));
         }
         let task = Arc::new(task);
         self.quota.record_change(&task.spec.caller, was, is);
@@ -526,8 +530,22 @@ fn take_queued(engine: &Engine, commands: &mut mpsc::Receiver<WriterRequest>) ->
     {
         queued.push(request);
     }
-    batch::refuse_callers(&mut queued);
+    batch::refuse_callers(&mut queued, &engine.away_error());
     queued
+}
+
+/// Refuses a task whose tool has as many as may run here. Those that are made in this batch do not run yet.
+fn admit_to_tool(engine: &Engine, spec: &Spec, batch: &Batch) -> Result<(), Reject> {
+    let limits = engine.work().map(|work| work.task_limits(&spec.tool)).unwrap_or_default();
+    if limits == TaskLimits::default() {
+        return Ok(());
+    }
+    let (mut all, mut of_caller) = engine.0.runs.tasks_of(spec);
+    for made in batch.writes.iter().filter(|write| write.first_version == Version(1) && write.task.spec.tool == spec.tool) {
+        all += 1;
+        of_caller += u64::from(made.task.spec.caller == spec.caller);
+    }
+    limits.admit(all, of_caller)
 }
 
 fn change_kind(events: &[Event]) -> ChangeKind {

@@ -81,10 +81,10 @@ fn write_store(text: &mut Exposition, metrics: &Metrics, readings: &Readings) {
     let conflicts = "Writes that were decided again, because another node had changed the task.";
     text.counter("taskwire_commit_conflicts_total", conflicts).sample(&[], metrics.conflicts.get());
     by_label(text.counter("taskwire_limits_reached_total", "Changes and requests that a limit refused."), "limit", &metrics.limits);
-    let away = "Whether callers are told to try again, because the store cannot be reached or this node has no lease.";
+    let away = "Whether callers are told to try again, because the store cannot be reached, its disk is full or this node has no lease.";
     text.gauge("taskwire_store_away", away).sample(&[], u8::from(readings.is_away));
-    text.counter("taskwire_store_outages_total", "How often the store could not be reached.").sample(&[], metrics.outages.get());
-    text.counter("taskwire_store_away_seconds_total", "For how long it could not be reached.").sample(&[], readings.away_for.as_secs_f64());
+    text.counter("taskwire_store_outages_total", "How often nothing could be stored for a while.").sample(&[], metrics.outages.get());
+    text.counter("taskwire_store_away_seconds_total", "For how long nothing could be stored.").sample(&[], readings.away_for.as_secs_f64());
     text.gauge("taskwire_store_free_bytes", "Room on the disk of the data directory.").sample_if_any(readings.free_bytes);
     text.gauge("taskwire_store_used_bytes", "What the files of the store take.").sample_if_any(readings.used_bytes);
 }

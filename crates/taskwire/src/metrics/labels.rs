@@ -107,16 +107,22 @@ labels! {
 
 /// The limits that reject something, by their keys in the configuration.
 pub(super) const LIMITS: &[&str] = &[
+    "calls_per_second",
     "chunk_bytes",
+    "creates_per_second_per_caller",
     "disk_reserve_bytes",
     "events_per_task",
+    "memory_bytes",
     "message_bytes",
     "question_bytes_per_task",
     "questions_per_task",
+    "requests_per_second_per_caller",
     "stored_bytes_per_caller",
     "streams_per_caller",
     "task_output_bytes",
+    "tasks_max",
     "tasks_per_caller",
+    "tasks_per_caller_max",
     "value_bytes",
     "waiting_requests_per_caller",
     OTHER,

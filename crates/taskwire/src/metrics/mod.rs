@@ -24,6 +24,7 @@ pub(crate) use self::{
     exposition::CONTENT_TYPE,
     http::{HttpMetrics, RequestLabels},
     labels::{Answer, Era, Feed, Refused, Stream, Takeover},
+    process::own_memory,
     tools::{CallCount, OpenTask, ToolMetrics},
     values::{Counted, Stopwatch},
 };

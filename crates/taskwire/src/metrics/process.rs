@@ -23,7 +23,7 @@ impl Process {
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
         Self {
             cpu: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
-            resident: fs::read_to_string("/proc/self/status").ok().and_then(|status| resident(&status)),
+            resident: memory(RESIDENT),
             // One of them is the directory itself.
             open_files: fs::read_dir("/proc/self/fd").ok().map(|files| files.count().saturating_sub(1) as u64),
             max_files: getrlimit(Resource::Nofile).current,
@@ -31,9 +31,22 @@ impl Process {
     }
 }
 
-/// Bytes in memory, from `/proc/PID/status`.
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+/// The lines of `/proc/PID/status` that say how much is in memory: all, and what is no copy of a file.
+const RESIDENT: &str = "VmRSS:";
+const ANONYMOUS: &str = "RssAnon:";
+
+/// Bytes in memory that this process alone has. What it reads from files can be dropped, and does not count.
+pub(crate) fn own_memory() -> Option<u64> {
+    memory(ANONYMOUS)
+}
+
+fn memory(kind: &str) -> Option<u64> {
+    fs::read_to_string("/proc/self/status").ok().and_then(|status| bytes(&status, kind))
+}
+
+/// Bytes of one kind, from `/proc/PID/status`.
+fn bytes(status: &str, kind: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(kind))?;
     Some(line.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()? * 1024)
 }
 
@@ -43,9 +56,10 @@ mod tests {
 
     #[test]
     fn memory_is_read_from_the_status_of_a_process() {
-        assert_eq!(resident("Name:\tx\nVmPeak:\t  99 kB\nVmRSS:\t    1234 kB\nVmSwap:\t0 kB\n"), Some(1234 * 1024));
+        let status = "Name:\tx\nVmPeak:\t  99 kB\nVmRSS:\t    1234 kB\nRssAnon:\t    1000 kB\nVmSwap:\t0 kB\n";
+        assert_eq!([RESIDENT, ANONYMOUS].map(|kind| bytes(status, kind)), [Some(1234 * 1024), Some(1000 * 1024)]);
         for odd in ["", "VmRSS:", "VmRSS:\t1234", "VmRSS:\tmany kB"] {
-            assert_eq!(resident(odd), None, "{odd}");
+            assert_eq!(bytes(odd, RESIDENT), None, "{odd}");
         }
     }
 
@@ -55,5 +69,6 @@ mod tests {
         let process = Process::read();
         assert!(process.cpu > 0.0 && process.resident > Some(100_000), "{process:?}");
         assert!(process.open_files > Some(2), "{process:?}");
+        assert!(own_memory() > Some(10_000) && own_memory() < process.resident, "{process:?}");
     }
 }

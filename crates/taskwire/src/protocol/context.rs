@@ -8,7 +8,7 @@ use std::{
 use taskwire_core::CallerId;
 use tokio::sync::watch;
 
-use super::{CallRegistry, Fault, ReplyBudget, legacy, modern};
+use super::{CallRegistry, Fault, ReplyBudget, admission::Admission, legacy, modern};
 use crate::{
     auth::{Identity, challenge},
     config::Config,
@@ -32,6 +32,7 @@ pub(crate) struct Context {
     pub(crate) calls: CallRegistry,
     /// Limits the memory for replies that contain the whole output of a task.
     pub(crate) reply_budget: ReplyBudget,
+    pub(super) admission: Admission,
     listens: Counts,
     /// Requests of each caller that wait for a task to change.
     waits: Counts,
@@ -55,6 +56,7 @@ impl Context {
             sessions: legacy::Sessions::default(),
             calls: CallRegistry::default(),
             reply_budget: ReplyBudget::new(engine.limits().task_output_bytes),
+            admission: Admission::default(),
             listens: Counts::default(),
             waits: Counts::default(),
             draining,

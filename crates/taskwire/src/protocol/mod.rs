@@ -1,5 +1,6 @@
 //! MCP on the wire: what both eras share, and a folder for each era. Only that folder knows the era's field names.
 
+mod admission;
 mod call;
 mod catalog;
 mod context;
@@ -7,8 +8,10 @@ mod era;
 mod json;
 pub(crate) mod legacy;
 mod log;
+mod memory_watch;
 pub(crate) mod modern;
 mod notes;
+mod pace;
 mod params;
 mod peer;
 mod prune;

@@ -184,7 +184,9 @@ impl From<engine::Error> for Fault {
             }
             engine::Error::Rejected(reject @ Reject::Limit { .. }) => Self::limit(reject.to_string()),
             engine::Error::Rejected(reject) => Self::params(reject.to_string()),
-            engine::Error::Unavailable(_) | engine::Error::Away => Self::new(503, code::UNAVAILABLE, error.to_string()),
+            engine::Error::Unavailable(_) | engine::Error::Away | engine::Error::Full => {
+                Self::new(503, code::UNAVAILABLE, error.to_string())
+            }
             engine::Error::Corrupt(_) => Self::internal(error.to_string()),
         }
     }

@@ -9,7 +9,7 @@ use taskwire_core::{
 };
 
 use crate::{
-    engine::{Continuation, Phase, Run, RunEnd, Takeover, Work},
+    engine::{Continuation, Phase, Run, RunEnd, Takeover, TaskLimits, Work},
     tool::{Ctx, InputRequired, Provider, ReadyTool, ToolError, ToolErrorKind},
 };
 
@@ -45,6 +45,11 @@ impl Work for ToolWork {
 
     fn free_slots(&self) -> Vec<(String, usize)> {
         self.provider.free_slots()
+    }
+
+    fn task_limits(&self, tool: &str) -> TaskLimits {
+        let Some(tool) = self.provider.tool(tool) else { return TaskLimits::default() };
+        TaskLimits { all: tool.0.policy.tasks_max, per_caller: tool.0.policy.tasks_per_caller_max }
     }
 
     fn run(&self, run: Arc<Run>) -> BoxFuture<'static, RunEnd> {

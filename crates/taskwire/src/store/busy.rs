@@ -73,7 +73,7 @@ mod tests {
         let mut tries = 0;
         let failed = retry_while_busy(Path::new("x"), || {
             tries += 1;
-            Err::<(), _>(failure(ffi::SQLITE_FULL))
+            Err::<(), _>(failure(ffi::SQLITE_READONLY))
         });
         assert!(matches!(failed, Err(Error::Database(_))), "{failed:?}");
         assert_eq!(tries, 1);

@@ -10,7 +10,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::Error;
+use super::{Error, error::is_full};
 
 /// Pages that are given back in one step, which takes some milliseconds.
 const STEP_PAGES: i64 = 128;
@@ -66,7 +66,7 @@ impl DiskSpace {
         match self.step(connection) {
             Ok(more) => Ok(more),
             // Nothing is lost by waiting for a better moment.
-            Err(error) if matches!(error.sqlite_error_code(), Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy)) => Ok(false),
+            Err(error) if is_full(&error) || error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rusqlite::{ErrorCode, ffi};
 use taskwire_core::TaskId;
 
 /// An error of the database.
@@ -100,6 +101,9 @@ pub enum Error {
     /// The database failed.
     #[error("the database failed: {0}")]
     Database(#[source] DatabaseError),
+    /// The disk has no room for what is to be stored. Nothing of it was.
+    #[error("the disk is full, nothing can be stored until there is room: {0}")]
+    Full(#[source] DatabaseError),
     /// PostgreSQL failed.
     #[cfg(feature = "postgres")]
     #[error("the database failed: {0}")]
@@ -131,15 +135,21 @@ pub enum Error {
 
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
-        Self::Database(DatabaseError(error))
+        if is_full(&error) { Self::Full(DatabaseError(error)) } else { Self::Database(DatabaseError(error)) }
     }
+}
+
+/// Whether there was no room on the disk. SQLite has no such word where it makes the index of its log larger.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    let rusqlite::Error::SqliteFailure(failure, _) = error else { return false };
+    failure.code == ErrorCode::DiskFull || failure.extended_code == ffi::SQLITE_IOERR_SHMSIZE
 }
 
 /// What follows from an error of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store cannot be reached for a while. Nothing was written: try again later.
+    /// The store cannot be reached for a while, or its disk is full. Nothing was written: try again later.
     Away,
     /// The store cannot be reached for a while, and a commit may have been carried out or not: look, then try again.
     InDoubt,
@@ -154,7 +164,7 @@ impl Error {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Away { in_doubt: false, .. } => ErrorKind::Away,
+            Self::Away { in_doubt: false, .. } | Self::Full(_) => ErrorKind::Away,
             Self::Away { in_doubt: true, .. } => ErrorKind::InDoubt,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             _ => ErrorKind::Fatal,
@@ -168,6 +178,7 @@ impl Error {
             Self::File { source, .. } => format!("a file of the store cannot be used: {source}"),
             // Its message may name the file.
             Self::Database(DatabaseError(rusqlite::Error::SqliteFailure(code, _))) => format!("the database failed: {code}"),
+            Self::Full(_) => "the server's disk is full".to_owned(),
             Self::Corrupt { .. } => self.to_string(),
             Self::Away { .. } => "the store cannot be reached just now".to_owned(),
             _ => "the store failed".to_owned(),
@@ -219,7 +230,8 @@ mod tests {
             Error::NotOwned(std::io::Error::other(path())),
             Error::Busy { path: path(), minutes: 10 },
             Error::File { path: path(), source: std::io::Error::from_raw_os_error(28) },
-            rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(14), unopened).into(),
+            rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CANTOPEN), unopened).into(),
+            rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), Some(path())).into(),
             Error::Away { in_doubt: true, reason: path() },
             rusqlite::Error::InvalidPath(path().into()).into(),
         ];

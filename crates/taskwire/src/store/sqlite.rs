@@ -6,14 +6,14 @@
 
 use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, path::Path, sync::Arc};
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 use taskwire_core::{
     CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    CallKey, Error, OutboxItem, Reader, SessionChange, Store, TaskWrite, Usage, Written,
+    CallKey, Error, ErrorKind, OutboxItem, Reader, SessionChange, Store, TaskWrite, Usage, Written,
     busy::{self, begin_transaction, retry_while_busy},
     checksum,
     data_dir::{self, DirLock, file_error},
@@ -191,6 +191,23 @@ impl SqliteStore {
         let space = DiskSpace::of(&dir).map_err(failed)?;
         Ok(Self { reader, connection, epoch, secret, files, wal, space, versions: HashMap::new(), _lock: lock })
     }
+
+    /// A batch could not be written. After an error that passes, the next one begins on what was there before.
+    fn rolled_back(&mut self, db_bytes: u64, error: Error) -> Error {
+        self.versions.clear();
+        match error {
+            // The transaction is over by now, or the connection is of no use any more.
+            Error::Full(source) if !self.connection.is_autocommit() => Error::Database(source),
+            error if error.kind() == ErrorKind::Fatal => error,
+            error => self.files.forbid_shrinking(db_bytes).err().unwrap_or(error),
+        }
+    }
+
+    /// As if the disk were full when the database has so many pages, or as many as it has if that is more.
+    #[cfg(test)]
+    pub(crate) fn set_max_pages(&self, pages: u32) {
+        self.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).expect("it is set");
+    }
 }
 
 /// The connection that writes.
@@ -260,20 +277,7 @@ impl Store for SqliteStore {
         let transaction = begin_transaction(&self.connection, self.files.db_path())?;
         // Now nobody else writes. What we do may make the database smaller.
         let db_bytes = self.files.allow_shrinking();
-        let mut written = Vec::with_capacity(writes.len());
-        for write in writes {
-            let obstacle = obstacle(&transaction, &mut self.versions, write)?;
-            if obstacle.is_none() {
-                write_task(&transaction, write)?;
-                write_outbox(&transaction, write)?;
-                remember_version(&mut self.versions, &write.task);
-            }
-            written.push(obstacle.unwrap_or(Written::Done));
-        }
-        for change in sessions {
-            write_session(&transaction, change)?;
-        }
-        transaction.commit()?;
+        let written = write_all(transaction, &mut self.versions, writes, sessions).map_err(|error| self.rolled_back(db_bytes, error))?;
         self.files.forbid_shrinking(db_bytes)?;
         self.wal.verify_and_record(&self.connection, writes.iter().map(|write| write.at).max())?;
         Ok(written)
@@ -309,6 +313,30 @@ impl Store for SqliteStore {
     fn reader(&self) -> Arc<dyn Reader> {
         self.reader.clone()
     }
+}
+
+/// Writes a batch. If that fails, nothing of it is there, unless its fsync has failed.
+fn write_all(
+    transaction: Transaction<'_>,
+    versions: &mut HashMap<TaskId, Version>,
+    writes: &[TaskWrite],
+    sessions: &[SessionChange],
+) -> Result<Vec<Written>, Error> {
+    let mut written = Vec::with_capacity(writes.len());
+    for write in writes {
+        let obstacle = obstacle(&transaction, versions, write)?;
+        if obstacle.is_none() {
+            write_task(&transaction, write)?;
+            write_outbox(&transaction, write)?;
+            remember_version(versions, &write.task);
+        }
+        written.push(obstacle.unwrap_or(Written::Done));
+    }
+    for change in sessions {
+        write_session(&transaction, change)?;
+    }
+    transaction.commit()?;
+    Ok(written)
 }
 
 fn load(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {

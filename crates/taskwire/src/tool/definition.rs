@@ -60,6 +60,12 @@ pub struct Policy {
     pub linger: Option<Duration>,
     /// Whether the tool may write more than its result has, so that callers need a way to read the rest.
     pub output_exceeds_result: bool,
+    /// How many calls of it may come in a second, from all callers together; twice as many if there were none before.
+    pub calls_per_second: Option<u64>,
+    /// How many of its tasks this node may run.
+    pub tasks_max: Option<u64>,
+    /// How many of its tasks this node may run for one caller.
+    pub tasks_per_caller_max: Option<u64>,
 }
 
 impl Policy {
@@ -230,6 +236,27 @@ impl Tool {
     #[must_use]
     pub fn linger(mut self, span: Duration) -> Self {
         self.policy.linger = Some(span);
+        self
+    }
+
+    /// How many calls of it may come in a second, from all callers together; twice as many if there were none before.
+    #[must_use]
+    pub fn calls_per_second(mut self, max: u64) -> Self {
+        self.policy.calls_per_second = Some(max);
+        self
+    }
+
+    /// How many of its tasks this node may run.
+    #[must_use]
+    pub fn tasks_max(mut self, max: u64) -> Self {
+        self.policy.tasks_max = Some(max);
+        self
+    }
+
+    /// How many of its tasks this node may run for one caller.
+    #[must_use]
+    pub fn tasks_per_caller_max(mut self, max: u64) -> Self {
+        self.policy.tasks_per_caller_max = Some(max);
         self
     }
 

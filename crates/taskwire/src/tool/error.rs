@@ -126,7 +126,7 @@ pub(crate) fn from_engine(error: engine::Error) -> ToolError {
         engine::Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound) => ToolError::stopped(),
         engine::Error::Rejected(reject) => ToolError::new(reject),
         engine::Error::Unavailable(reason) => ToolError::protocol(code::UNAVAILABLE, reason.to_string()),
-        engine::Error::Away => ToolError::protocol(code::UNAVAILABLE, engine::Error::Away.to_string()),
+        passing @ (engine::Error::Away | engine::Error::Full) => ToolError::protocol(code::UNAVAILABLE, passing.to_string()),
         engine::Error::Corrupt(reason) => ToolError::protocol(code::INTERNAL_ERROR, reason.to_string()),
     }
 }

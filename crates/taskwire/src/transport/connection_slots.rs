@@ -63,6 +63,11 @@ impl ConnectionSlots {
         }
     }
 
+    /// Closes the connection that has been idle longest, if one is: whatever it takes can be used for the next one.
+    pub(super) fn close_longest_idle(&self) {
+        self.table().close_longest_idle();
+    }
+
     fn try_acquire(self: &Arc<Self>) -> Option<Arc<ConnectionSlot>> {
         let mut table = self.table();
         if table.open.len() >= self.max || table.idle.len() >= self.idle_max {

@@ -25,6 +25,7 @@ use tokio::{
 
 use super::{
     Endpoint,
+    accept_failures::AcceptFailures,
     access::{self, Answer, Expiry},
     body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
     connection_slots::{ConnectionSlot, ConnectionSlots},
@@ -49,8 +50,6 @@ use crate::{
 const NOTES_LEN: usize = 16;
 /// How many pieces wait for a stream's client to read; then senders wait. The client drives the sender, so few are enough.
 const STREAM_LEN: usize = 4;
-/// How long to wait after a failed accept (usually: too many open files).
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a header costs in memory, besides its name and value.
 const HEADER_BYTES: usize = 128;
 
@@ -70,7 +69,7 @@ pub(super) async fn accept_for<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     serve: impl Fn(Arc<Endpoint>, TcpStream, Peer, Arc<ConnectionSlot>) -> F,
 ) -> Infallible {
-    let slots = connection_slots(&endpoint);
+    let (slots, mut failures) = (connection_slots(&endpoint), AcceptFailures::default());
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -85,8 +84,7 @@ pub(super) async fn accept_for<F: Future<Output = ()> + Send + 'static>(
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                failures.pause(&slots, &error, endpoint.context.engine.clock().monotonic()).await;
             }
         }
     }
@@ -105,7 +103,7 @@ pub(crate) async fn accept_local(endpoint: &Arc<Endpoint>, listener: UnixListene
 }
 
 async fn accept_bridges(endpoint: &Arc<Endpoint>, listener: &UnixListener, connections: &mut JoinSet<()>) -> Infallible {
-    let slots = connection_slots(endpoint);
+    let (slots, mut failures) = (connection_slots(endpoint), AcceptFailures::default());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -114,8 +112,7 @@ async fn accept_bridges(endpoint: &Arc<Endpoint>, listener: &UnixListener, conne
                 connections.spawn(connection(endpoint.clone(), stream, Peer::local(), slot));
             }
             Err(error) => {
-                tracing::warn!(%error, "a process could not join");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                failures.pause(&slots, &error, endpoint.context.engine.clock().monotonic()).await;
             }
         }
     }
@@ -246,7 +243,10 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, requ
     let context = &endpoint.context;
     // Probes use whatever name the machine has, so they are not checked.
     if let (path @ ("/healthz" | "/readyz"), &Method::GET | &Method::HEAD) = (request.uri().path(), request.method()) {
-        let leaving = path == "/readyz" && (*context.draining.borrow() || context.engine.has_failed() || context.engine.is_away());
+        let engine = &context.engine;
+        // While its disk is full, the server goes on with what is there.
+        let is_away = engine.is_away() && !engine.is_full();
+        let leaving = path == "/readyz" && (*context.draining.borrow() || engine.has_failed() || is_away);
         return if leaving { plain(StatusCode::SERVICE_UNAVAILABLE, "unavailable\n") } else { plain(StatusCode::OK, "ok\n") };
     }
     if let Some(refusal) = guard::check(request.uri(), request.headers(), &context.config.http).err().filter(|_| !peer.is_local()) {

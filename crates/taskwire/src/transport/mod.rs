@@ -1,6 +1,7 @@
 //! Bytes to messages and back: Streamable HTTP, TLS, byte streams, and the bridge to another process's server. Knows few methods and no
 //! task.
 
+mod accept_failures;
 mod access;
 mod body_budget;
 pub(crate) mod bridge;

@@ -16,8 +16,10 @@ use tokio::{
 };
 
 use super::{
-    Endpoint, guard,
-    http::{ACCEPT_PAUSE, plain, refuse},
+    Endpoint,
+    accept_failures::ACCEPT_PAUSE,
+    guard,
+    http::{plain, refuse},
     reply_body::ReplyBody,
 };
 use crate::metrics;

@@ -20,6 +20,7 @@ mod metrics;
 mod nodes;
 mod opt_out;
 mod output;
+mod pace;
 mod partials;
 mod pipe;
 mod portable;

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use serde_json::{Value, json};
@@ -14,11 +14,11 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, Response, TempDir, TestServer, manual_clock, with_timeout},
+    kit::{Client, Response, SECOND, TempDir, TestServer, manual_clock, with_timeout, without_disk_reserve},
     legacy::kit::{LegacySession, session_of},
     store::TestStore,
     tasks::{Gate, accept, name_form, quick, registry, reopened, tool, two_callers, until_crash, with_limits},
-    tool_harness::{HOUR, ToolHarness, not_found},
+    tool_harness::{HOUR, ToolHarness, follow_output, next_partial, not_found, output, text_of},
 };
 
 const ROOM: u64 = 20_000;
@@ -285,4 +285,57 @@ async fn a_disk_that_is_nearly_full_is_left_to_work_that_ends() {
     free.store(0, Ordering::Release);
     client.cancel(&three).await;
     assert_eq!(client.get(&three).await["status"], "cancelled", "what takes no room is always done");
+}
+
+#[tokio::test]
+async fn while_the_disk_is_full_nothing_begins_and_what_is_there_is_served() {
+    let full = Arc::new(AtomicBool::new(false));
+    let disk = full.clone();
+    let mut harness = ToolHarness::on(|writes, clock| async move {
+        let dir = Arc::new(TempDir::new());
+        let store = TestStore { full: disk, ..TestStore::open(&dir) };
+        let tools = registry([writes.task(TaskMode::Always), quick("quick")]);
+        TestServer::start_on(dir, store, tools, without_disk_reserve(Config::default()), Arc::new(clock)).await
+    })
+    .await;
+    let (client, clock) = (harness.client.clone(), harness.clock.clone());
+    let (id, mut run) = harness.task().await;
+    run.writes("before").await;
+    let mut events = follow_output(&client, &id, 0).await;
+    assert_eq!(text_of(&next_partial(&mut events).await["content"]), "before");
+
+    full.store(true, Ordering::Release);
+    for _ in 0..2 {
+        let refused = client.raw("tools/call", call()).await;
+        let (code, message) = error_of(&refused);
+        assert_eq!((refused.status, code, refused.header("retry-after")), (503, -31002, Some("1")), "{message}");
+        assert!(message.contains("disk is full") && message.contains("try again later"), "{message}");
+    }
+    assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done", "it needs no room");
+    assert_eq!(client.get(&id).await["status"], "working");
+    assert_eq!(output(&client, &id).await, "before");
+    let ready = with_timeout("a sign of life", client.bytes(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+    assert_eq!(ready.status, 200, "it answers");
+    let ctx = run.ctx.clone();
+    let writing = tokio::spawn(async move {
+        ctx.text("kept").await?;
+        ctx.flush().await
+    });
+
+    full.store(false, Ordering::Release);
+    let again = async {
+        loop {
+            let response = client.raw("tools/call", call()).await;
+            if response.status == 200 {
+                return response.json()["result"]["taskId"].clone();
+            }
+            clock.advance(SECOND);
+        }
+    };
+    let other = with_timeout("room", again).await;
+    assert_eq!(client.get(other.as_str().expect("an id")).await["status"], "working");
+    assert!(with_timeout("the output", writing).await.expect("no panic").is_ok(), "the tool had to wait, and no more");
+    assert_eq!(text_of(&next_partial(&mut events).await["content"]), "kept", "the stream goes on");
+    run.ends("done");
+    with_timeout("the end", client.until(&id, "completed")).await;
 }

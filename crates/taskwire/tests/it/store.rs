@@ -2,9 +2,10 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
+use rusqlite::ffi;
 use taskwire::{
     core::{CallerId, Epoch, TaskId, task::Task},
     store::{Error, Reader, SessionChange, SqliteStore, Store, TaskWrite, Usage, Written},
@@ -19,11 +20,13 @@ pub(crate) struct TestStore {
     pub(crate) before_commit: Box<dyn FnMut() + Send>,
     /// How many bytes are free on the disk; unknown if absent.
     pub(crate) free: Option<Arc<AtomicU64>>,
+    /// Whether the disk is full, whatever it says.
+    pub(crate) full: Arc<AtomicBool>,
 }
 
 impl TestStore {
     pub(crate) fn open(dir: &TempDir) -> Self {
-        Self { store: SqliteStore::open(dir.path()).expect("a store"), before_commit: Box::new(|| {}), free: None }
+        Self { store: SqliteStore::open(dir.path()).expect("a store"), before_commit: Box::new(|| {}), free: None, full: Arc::default() }
     }
 }
 
@@ -40,6 +43,9 @@ impl Store for TestStore {
 
     async fn commit(&mut self, writes: &[TaskWrite], sessions: &[SessionChange]) -> Result<Vec<Written>, Error> {
         (self.before_commit)();
+        if self.full.load(Ordering::Acquire) {
+            return Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None).into());
+        }
         self.store.commit(writes, sessions).await
     }
 

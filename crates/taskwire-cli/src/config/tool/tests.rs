@@ -101,6 +101,9 @@ fn every_key_arrives() {
         redact = ["secret"]
         ok_codes = [0, 1]
         concurrency = 3
+        calls_per_second = 4
+        tasks_max = 5
+        tasks_per_caller_max = 6
         kill_after = "2s"
         inline_bytes = 4096
         journal_bytes = 1048576
@@ -146,6 +149,7 @@ fn every_key_arrives() {
     expected.ok_codes = vec![0, 1];
     (expected.concurrency, expected.kill_after) = (3, Duration::from_secs(2));
     (expected.inline_bytes, expected.journal_bytes) = (4096, 1024 * 1024);
+    (expected.policy.calls_per_second, expected.policy.tasks_max, expected.policy.tasks_per_caller_max) = (Some(4), Some(5), Some(6));
     expected.policy.task = TaskMode::Always;
     expected.policy.promote_after = Some(Duration::from_secs(3));
     expected.policy.timeout = Some(Duration::from_secs(600));

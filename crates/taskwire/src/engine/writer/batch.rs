@@ -173,13 +173,13 @@ impl Batch {
         changes.zip(receipts).map(|(change, receipt)| WriterRequest::Session(change, receipt))
     }
 
-    /// The store cannot be reached: tells those who do not wait for it. Whether their changes were made may still be open.
-    pub(super) fn refuse_callers(&mut self) {
+    /// Nothing can be stored just now: tells those who do not wait for it. Whether their changes were made may still be open.
+    pub(super) fn refuse_callers(&mut self, away: &Error) {
         // Nobody knows whether a session began: its client begins another one.
         self.session_receipts.clear();
         for decided in self.decided.iter_mut().filter(|decided| !decided.request.waits) {
             let receipt = std::mem::replace(&mut decided.request.receipt, oneshot::channel().0);
-            let _ = receipt.send(Err(Error::Away));
+            let _ = receipt.send(Err(away.clone()));
         }
     }
 }
@@ -208,12 +208,12 @@ pub(super) fn halves(mut requests: Vec<WriterRequest>, error: &store::Error) -> 
 }
 
 /// Drops the requests of those who do not wait for the store, and tells them.
-pub(super) fn refuse_callers(requests: &mut Vec<WriterRequest>) {
+pub(super) fn refuse_callers(requests: &mut Vec<WriterRequest>, away: &Error) {
     requests.retain_mut(|request| {
         let WriterRequest::Task(request) = request else { return false };
         if !request.waits {
             let receipt = std::mem::replace(&mut request.receipt, oneshot::channel().0);
-            let _ = receipt.send(Err(Error::Away));
+            let _ = receipt.send(Err(away.clone()));
         }
         request.waits
     });

@@ -42,12 +42,13 @@ pub(in crate::protocol) enum Started {
 }
 
 impl Plan {
-    /// Plans a call from the `spec` that its era made; fails if the server shuts down. Without a waiter the call neither lingers nor joins
-    /// another one.
-    pub(in crate::protocol) fn new(context: &Arc<Context>, spec: Spec, arguments: Payload) -> Result<Self, Fault> {
+    /// Plans a call of `tool` from the `spec` that its era made; fails if the server shuts down, or such calls come too fast. Without a
+    /// waiter the call neither lingers nor joins another one.
+    pub(in crate::protocol) fn new(context: &Arc<Context>, spec: Spec, tool: &Arc<ReadyTool>, arguments: Payload) -> Result<Self, Fault> {
         if *context.draining.borrow() {
             return Err(engine::Error::Unavailable("it is shutting down".into()).into());
         }
+        context.admit_call(&spec.caller, tool)?;
         Ok(Self { context: context.clone(), spec: Arc::new(spec), arguments, continuation: Continuation::default() })
     }
 
@@ -60,7 +61,7 @@ impl Plan {
         hold: Option<Hold>,
         way_back: (&RequestId, &MessageSink),
     ) -> Result<(Self, Waiter), Fault> {
-        let mut plan = Self::new(context, spec, request)?;
+        let mut plan = Self::new(context, spec, tool, request)?;
         let spec = Arc::make_mut(&mut plan.spec);
         if let Some(hold) = hold {
             hold.apply_to(spec, tool, arguments);

@@ -231,7 +231,7 @@ impl Call<'_, '_> {
         }
         let reserved = if streams { self.reserve_stream()? } else { None };
         let open = if must_be_task || reserved.is_some() { None } else { Some(cx.wait_permit()?) };
-        let mut plan = Plan::new(cx.context, self.spec.clone(), self.raw_arguments.clone())?;
+        let mut plan = Plan::new(cx.context, self.spec.clone(), &self.tool, self.raw_arguments.clone())?;
         let mut task_call = TaskCall { call: &self, on_announced: None, run: None, streams, over: false };
         let task = match plan.start(must_be_task, None, &mut task_call).await? {
             Started::Task { task, .. } if task.spec.hidden => {

@@ -190,6 +190,7 @@ async fn open_session(
 ) -> Result<Arc<Session>, Fault> {
     context.authorize(origin.identity, "initialize", None)?;
     let caller = &origin.identity.caller;
+    context.admit_request(caller)?;
     let already = match origin.channel {
         Channel::Http { session: None, .. } => false,
         Channel::Http { session: Some(name), .. } => {
@@ -251,6 +252,12 @@ fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
 async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
     let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches } = within;
     let method = message.method.as_deref();
+    if message.id.is_some()
+        && method.is_some()
+        && let Err(fault) = context.admit_request(&identity.caller)
+    {
+        return refused(message, fault);
+    }
     // A call needs the scopes of its tool, too.
     if method != Some("tools/call")
         && let Err(fault) = context.authorize(identity, method.unwrap_or_default(), None)
@@ -418,6 +425,8 @@ pub(crate) async fn open_get_stream(
     last: Option<&str>,
 ) -> Result<Option<GetStream>, Fault> {
     let caller = &identity.caller;
+    context.admit_request(caller)?;
+    context.admit_to_memory()?;
     let session = find(context, caller, session, version).await?;
     let unknown = || Fault::bad_request("`Last-Event-ID` is not an event id of this session");
     let from = match last.map(|id| EventId::parse(&session.id, id).ok_or_else(unknown)).transpose()? {

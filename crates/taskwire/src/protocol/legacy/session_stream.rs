@@ -119,7 +119,9 @@ impl Drop for SharedStreamGuard {
                 match ended.await {
                     Ok(()) => return,
                     // As long as this node is alive, others leave the session to this stream.
-                    Err(engine::Error::Away) if context.engine.epoch() == stream.epoch => context.engine.clock().sleep(ANNOUNCE_TIME).await,
+                    Err(error) if error.passes() && context.engine.epoch() == stream.epoch => {
+                        context.engine.clock().sleep(ANNOUNCE_TIME).await;
+                    }
                     Err(error) => return tracing::warn!(%error, "the end of a session stream could not be stored: the next one repeats some messages"),
                 }
             }

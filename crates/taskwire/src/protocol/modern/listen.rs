@@ -86,6 +86,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
             "a stream may name {max} tasks and resources, not {named} (configuration key `subscriptions_per_stream`)"
         )));
     }
+    cx.context.admit_to_memory()?;
     let max = cx.context.config.streams_per_caller;
     let _open = cx
         .context

@@ -145,6 +145,9 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
         }
         return Reply::accepted();
     };
+    if let Err(fault) = context.admit_request(&origin.identity.caller) {
+        return Reply::fault(Some(id), &fault);
+    }
     match respond(context, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
         Err(fault) => Reply::fault(Some(id), &fault),
         Ok(done) => Reply::result(id, &done.result).on_sent(done.on_sent),

@@ -492,6 +492,33 @@ fn a_reader_neither_waits_for_an_open_transaction_nor_sees_it() {
     lab.run(&mut driver, &append("x"));
 }
 
+#[test]
+fn what_finds_the_disk_full_is_not_written_and_can_be_written_when_there_is_room() {
+    let mut lab = Lab::new(open_sqlite);
+    let (mut small, mut large) = (Driver::new(1), Driver::new(2));
+    lab.run(&mut small, &make(spec(), vec![]));
+    lab.run(&mut large, &make(spec(), vec![]));
+    let before = [small.clone(), large.clone()];
+    let writes = [(&mut small, "little".to_owned()), (&mut large, "x".repeat(200_000))]
+        .map(|(driver, words)| driver.run(&append(&words)).expect("it may write"));
+    lab.store().set_max_pages(1);
+    let find_it_full = |lab: &mut Lab<SqliteStore>| {
+        let full = lab.store().try_commit_now(&writes, &[]);
+        assert!(matches!(&full, Err(error @ Error::Full(_)) if error.kind() == crate::store::ErrorKind::Away), "{full:?}");
+    };
+    for _ in 0..3 {
+        find_it_full(&mut lab);
+        lab.check_all(&before);
+    }
+    find_it_full(&mut lab);
+    // And right after that, before anything is read.
+    lab.store().set_max_pages(u32::MAX - 1);
+    lab.store().commit_now(&writes, &[]).expect("there is room again");
+    lab.check_all(&[small.clone(), large.clone()]);
+    lab.kill();
+    lab.check_all(&[small, large]);
+}
+
 /// A store that a server of format 6 left when it was killed: tasks in every state, one under a key, one that is deduped, and a session.
 const STORE_OF_FORMAT_6: &[u8] = include_bytes!("../../../tests/fixtures/stores/format-6.db");
 
