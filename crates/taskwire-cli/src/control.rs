@@ -11,10 +11,11 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use taskwire::{
     clock::{Clock, SystemClock},
     command::{Commands, Definition, Problem, socket},
-    server::Tls,
+    server::{AuditAction, Server, Tls},
     tool::Registry,
 };
 use tokio::{
@@ -22,9 +23,10 @@ use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::Signal,
     sync::Semaphore,
+    task::{JoinHandle, JoinSet},
 };
 
-use crate::{config::Config, demo};
+use crate::{audit_log::AuditLog, config::Config, demo};
 
 /// The socket's name in the directory of the tasks.
 const SOCKET_NAME: &str = "control";
@@ -41,6 +43,8 @@ pub(crate) enum Request {
     Reload { config: Option<PathBuf> },
     /// Say what it serves, to a process that joins it.
     Describe,
+    /// What an operator asks for, as over HTTP: a method, and a path with its query.
+    Api { method: String, target: String },
 }
 
 /// The server's reply.
@@ -52,6 +56,11 @@ pub(crate) enum Reply {
     Refused(String),
     /// What it serves.
     Described(ServerDescription),
+    /// What the server answers an operator: a status of HTTP, and JSON.
+    Api {
+        status: u16,
+        body: Value,
+    },
 }
 
 /// What a server serves: enough to tell whether another one would serve the same.
@@ -162,6 +171,7 @@ pub(crate) struct LiveConfig {
     commands: Commands,
     /// What the server speaks TLS with, if it does.
     tls: Option<Tls>,
+    audit: Option<Arc<AuditLog>>,
     served_tools: Mutex<ToolSnapshots>,
 }
 
@@ -174,9 +184,10 @@ impl LiveConfig {
         overridden_keys: Vec<&'static str>,
         registry: Registry,
         commands: Commands,
+        audit: Option<Arc<AuditLog>>,
     ) -> anyhow::Result<Self> {
         let file = file.map(std::path::absolute).transpose()?;
-        let live = Self { config, file, overridden_keys, registry, commands, tls: None, served_tools: Mutex::default() };
+        let live = Self { config, file, overridden_keys, registry, commands, tls: None, audit, served_tools: Mutex::default() };
         *live.lock() = tool_snapshots(live.config.demo, &definitions);
         live.serve_tools(&live.config, definitions)?;
         Ok(live)
@@ -246,7 +257,16 @@ impl LiveConfig {
 
     /// Reloads on a blocking thread, and logs the outcome.
     async fn reload_and_log(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
-        let reloaded = tokio::task::spawn_blocking(move || self.reload(wanted.as_deref())).await;
+        let reloaded = tokio::task::spawn_blocking(move || {
+            let reloaded = self.reload(wanted.as_deref());
+            if let Some(audit) = &self.audit {
+                // First of all, so that it is the first line of a file that takes the place of another.
+                audit.reopen();
+                audit.record_now(AuditAction::Reload, if reloaded.is_ok() { "done" } else { "refused" });
+            }
+            reloaded
+        });
+        let reloaded = reloaded.await;
         match reloaded.context("it could not be read").flatten() {
             Ok(changes) => {
                 tracing::info!("configuration read again: {changes}");
@@ -268,11 +288,34 @@ pub(crate) async fn reload_on_signal(mut signal: Signal, live: Arc<LiveConfig>) 
     }
 }
 
-/// Listens from now on. Only users who may read the tasks can connect.
-pub(crate) async fn listen(data: &Path, live: Arc<LiveConfig>) -> io::Result<SocketFile> {
-    let listener = socket::listen(data, SOCKET_NAME).await?;
-    tokio::spawn(accept(listener, live));
-    Ok(SocketFile(data.join(SOCKET_NAME)))
+/// Whom a request to the control socket is about.
+#[derive(Clone)]
+struct Controlled {
+    live: Arc<LiveConfig>,
+    server: Server,
+}
+
+/// The control socket, while this exists.
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    accepting: JoinHandle<()>,
+    _socket: SocketFile,
+}
+
+impl ControlSocket {
+    /// Listens from now on. Only users who may read the tasks can connect.
+    pub(crate) async fn listen(data: &Path, live: Arc<LiveConfig>, server: Server) -> io::Result<Self> {
+        let listener = socket::listen(data, SOCKET_NAME).await?;
+        let accepting = tokio::spawn(accept(listener, Controlled { live, server }));
+        Ok(Self { accepting, _socket: SocketFile(data.join(SOCKET_NAME)) })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        // It must not keep the server, which another process is about to follow.
+        self.accepting.abort();
+    }
 }
 
 /// The file of a socket, removed on drop.
@@ -286,34 +329,45 @@ impl Drop for SocketFile {
     }
 }
 
-async fn accept(listener: UnixListener, live: Arc<LiveConfig>) {
+async fn accept(listener: UnixListener, controlled: Controlled) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // They end with this.
+    let mut connections = JoinSet::new();
     while let Ok(permit) = permits.clone().acquire_owned().await {
+        while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
-                let live = live.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = handle_request(stream, live).await {
+                let controlled = controlled.clone();
+                connections.spawn(async move {
+                    if let Err(error) = handle_request(stream, controlled).await {
                         tracing::debug!(%error, "a connection to the control socket ended early");
                     }
                     drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "`taskwire reload` does not work any more; SIGHUP does");
+                tracing::warn!(%error, "`taskwire reload` and `taskwire server` do not work any more; SIGHUP and SIGTERM do");
                 return;
             }
         }
     }
 }
 
-async fn handle_request(mut stream: UnixStream, live: Arc<LiveConfig>) -> io::Result<()> {
+async fn handle_request(mut stream: UnixStream, controlled: Controlled) -> io::Result<()> {
+    let Controlled { live, server } = controlled;
     let (input, mut output) = stream.split();
     let mut line = String::new();
     tokio::io::BufReader::new(input.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
     let reply = match serde_json::from_str(&line) {
         Ok(Request::Reload { config }) => live.reload_and_log(config).await,
         Ok(Request::Describe) => Reply::Described(ServerDescription::new(&live.config, &live.lock(), live.file.as_deref())),
+        Ok(Request::Api { method, target }) => {
+            let (status, body) = server.answer_api(&method, &target).await;
+            match serde_json::from_slice(&body) {
+                Ok(body) => Reply::Api { status, body },
+                Err(error) => Reply::Refused(format!("the server's answer cannot be passed on: {error}")),
+            }
+        }
         Err(error) => Reply::Refused(format!("the server does not understand that, is it of another version? ({error})")),
     };
     let mut text = serde_json::to_string(&reply)?;
@@ -378,6 +432,8 @@ mod tests {
         let request = serde_json::to_string(&Request::Reload { config: Some("a.toml".into()) }).expect("JSON");
         assert_eq!(request, r#"{"reload":{"config":"a.toml"}}"#);
         assert!(matches!(serde_json::from_str(r#"{"reload":{}}"#), Ok(Request::Reload { config: None })));
+        let asked = Request::Api { method: "GET".to_owned(), target: "/api/server".to_owned() };
+        assert_eq!(serde_json::to_string(&asked).expect("JSON"), r#"{"api":{"method":"GET","target":"/api/server"}}"#);
         let changes = Changes { added: vec!["a".to_owned()], warnings: vec!["warning: x".to_owned()], ..Changes::default() };
         let older = r#"{"done":{"added":[],"changed":[],"removed":[],"unchanged":1,"restart":[]}}"#;
         assert!(matches!(serde_json::from_str(older), Ok(Reply::Done(changes)) if changes.warnings.is_empty()), "a server of before");

@@ -1,5 +1,6 @@
 //! The `taskwire` program: parses the command line, sets up logging, and hands over to a command.
 
+mod audit_log;
 mod client;
 mod cmd;
 mod completion;
@@ -42,6 +43,7 @@ const EXAMPLES: &str = "Examples:
                                     their servers
   taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
+  taskwire server status            what it does; also: tasks, cancel, drain
   taskwire nodes taskwire.toml      the servers that share its database
   taskwire store move .taskwire env:DATABASE_URL
                                     take all tasks to a database, or back
@@ -77,6 +79,7 @@ enum Command {
     Serve(cmd::serve::Serve),
     Connect(cmd::connect::Connect),
     Reload(cmd::reload::Reload),
+    Server(cmd::server::Server),
     Nodes(cmd::nodes::Nodes),
     Store(cmd::store::Store),
     Call(cmd::call::Call),
@@ -125,6 +128,7 @@ fn main() -> ExitCode {
         Command::Init(init) => init.run(),
         Command::Connect(connect) => connect.run(),
         Command::Reload(reload) => reload.run(),
+        Command::Server(server) => client::exit::run(server.json(), server.run()),
         Command::Nodes(nodes) => client::exit::run(nodes.json, nodes.run()),
         Command::Store(store) => client::exit::run(store.json(), store.run()),
         Command::Call(call) => client::exit::run(call.json, call.run()),

@@ -439,6 +439,10 @@ impl Reader for SimReader {
         self.read(move |reader| reader.tasks_of(caller, before, limit))
     }
 
+    fn latest_tasks(&self, open: bool, before: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        self.read(move |reader| reader.latest_tasks(open, before, limit))
+    }
+
     fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>> {
         self.read(move |reader| reader.by_key(key))
     }

@@ -36,6 +36,8 @@
 //! `tls`: TLS by the server itself · `oauth-extensions`: more ways to sign in, and a second cryptographic library.
 
 #[cfg(feature = "server")]
+mod audit;
+#[cfg(feature = "server")]
 mod auth;
 #[cfg(feature = "client")]
 pub mod client;

@@ -47,7 +47,7 @@ pub(crate) struct ConnectionArgs {
 
 /// Text that must not get into logs.
 #[derive(Clone)]
-struct Secret(String);
+pub(crate) struct Secret(String);
 
 impl From<String> for Secret {
     fn from(text: String) -> Self {
@@ -252,6 +252,11 @@ async fn connect_within(
 
 fn env_token() -> Option<String> {
     std::env::var("TASKWIRE_TOKEN").ok().map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+/// The token for a server of which only the URL is known: the one that was typed, or the environment's if nobody on the way can read it.
+pub(crate) fn token_for(url: &str, typed: Option<&Secret>) -> Option<String> {
+    typed.map(|Secret(token)| token.clone()).or_else(|| env_token().filter(|_| is_local_or_encrypted(url)))
 }
 
 /// Whether the environment's token is withheld from this server.

@@ -144,7 +144,7 @@ async fn run_trial(config: Config, path: &Path, data: &Path) -> anyhow::Result<(
     let store = SqliteStore::open(data)?;
     let commands = Commands::open(data, Supervisor::this_program(["supervise"])?)?;
     let registry = Registry::new();
-    let _live = LiveConfig::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone())?;
+    let _live = LiveConfig::start(config, definitions, Some(path), Vec::new(), registry.clone(), commands.clone(), None)?;
     let server = Server::start(commands.with_retired_tool(registry), store, settings)?;
     commands.start_sweep(&server).await;
     let client = Client::connect(&server, Options::default()).await?;

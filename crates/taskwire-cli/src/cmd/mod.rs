@@ -16,6 +16,7 @@ pub(crate) mod nodes;
 pub(crate) mod progress;
 pub(crate) mod reload;
 pub(crate) mod serve;
+pub(crate) mod server;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod tasks;

@@ -70,14 +70,14 @@ impl Reload {
         match control::send_request(&data, &Request::Reload { config }) {
             Ok(Reply::Done(changes)) => Ok(changes),
             Ok(Reply::Refused(reason)) => Err(Problem::usage(reason)),
-            Ok(Reply::Described(_)) => Err(Problem::protocol("the server answered something else".to_owned())),
+            Ok(Reply::Described(_) | Reply::Api { .. }) => Err(Problem::protocol("the server answered something else".to_owned())),
             Err(error) => Err(Problem::protocol(no_reply_message(&std::path::absolute(&data)?, &source.unwrap_or_default(), &error))),
         }
     }
 }
 
 /// The error if no server replied. `source` says where the directory comes from, if it was not typed.
-fn no_reply_message(data: &Path, source: &str, error: &io::Error) -> String {
+pub(super) fn no_reply_message(data: &Path, source: &str, error: &io::Error) -> String {
     let data = data.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

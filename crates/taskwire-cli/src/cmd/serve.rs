@@ -14,7 +14,7 @@ use clap::Args;
 use taskwire::{
     clock::{Clock, SystemClock},
     command::{Commands, Definition, Supervisor},
-    server::{self, Server, Tls},
+    server::{self, Audit, Server, Tls},
     store,
     tool::{Provider, Registry},
 };
@@ -26,9 +26,10 @@ use tokio::{
 };
 
 use crate::{
+    audit_log::AuditLog,
     client::exit::Exit,
     config::{Config, OpenedStore, Secret, StoreKind},
-    control::{self, LiveConfig, ServerDescription, SocketFile},
+    control::{self, ControlSocket, LiveConfig, ServerDescription},
     join::{self, JoinSocket},
     logging::{self, LogFormat},
     open_files,
@@ -103,6 +104,8 @@ pub(crate) struct ServerSetup {
     file: Option<PathBuf>,
     /// Keys that the command line overrides.
     overridden_keys: Vec<&'static str>,
+    /// The record of who did what, once it is begun.
+    audit: Option<Arc<AuditLog>>,
 }
 
 impl Serve {
@@ -145,7 +148,7 @@ impl Serve {
         let tls = if self.stdio { None } else { config.read_tls()? };
         // It was checked with the settings.
         let metrics = config.metrics.address().map_err(anyhow::Error::msg)?;
-        Ok(ServerSetup { config, store, settings, definitions, address, tls, metrics, file: self.config, overridden_keys })
+        Ok(ServerSetup { config, store, settings, definitions, address, tls, metrics, file: self.config, overridden_keys, audit: None })
     }
 }
 
@@ -162,8 +165,14 @@ impl ServerSetup {
         if let Some(files) = open_files::raise_limit().filter(|_| self.address.is_some()) {
             open_files::bound_connections(&mut self.settings.http, files);
         }
+        let audit = self.config.audit.file.clone().map(AuditLog::begin).transpose().context("the audit log needs a thread")?;
+        self.settings.engine.audit = audit.clone().map(|audit| audit as Arc<dyn Audit>);
+        self.audit.clone_from(&audit);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let result = runtime.block_on(self.serve());
+        if let Some(audit) = audit {
+            audit.finish();
+        }
         // Dropping the runtime would wait for threads that read a silent input, or work for ever.
         runtime.shutdown_background();
         result
@@ -189,11 +198,11 @@ impl ServerSetup {
 
     /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
-        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, tls, metrics } = self;
+        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, tls, metrics, audit } = self;
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
-        let live = LiveConfig::start(config, definitions, file.as_deref(), overridden_keys, registry.clone(), commands.clone())?;
+        let live = LiveConfig::start(config, definitions, file.as_deref(), overridden_keys, registry.clone(), commands.clone(), audit)?;
         let live = Arc::new(live.with_tls(tls));
         let count = registry.tools().len();
         let provider = commands.with_retired_tool(registry);
@@ -210,9 +219,10 @@ impl ServerSetup {
             tokio::spawn(control::reload_on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
         let data = live.config().data.clone();
-        let control = control::listen(&data, live.clone()).await;
+        tokio::spawn(stop_when_asked(server.drain_requested()));
+        let control = ControlSocket::listen(&data, live.clone(), server.clone()).await;
         if let Err(error) = &control {
-            tracing::warn!(%error, "`taskwire reload` will not find this server; SIGHUP works");
+            tracing::warn!(%error, "`taskwire reload` and `taskwire server` will not find this server; SIGHUP and SIGTERM work");
         }
         let joinable = JoinSocket::listen(data, &server).await;
         if let Err(error) = &joinable {
@@ -292,7 +302,7 @@ pub(crate) struct RunningServer {
     kind: StoreKind,
     joinable: Option<JoinSocket>,
     metrics: Option<MetricsSocket>,
-    _control: Option<SocketFile>,
+    _control: Option<ControlSocket>,
 }
 
 /// Serves `/metrics` on an address that has nothing else, while this exists.
@@ -439,6 +449,15 @@ fn names(commands: &[Definition]) -> String {
 fn example(command: &Definition) -> String {
     let required = command.input_schema["required"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
     required.fold(command.name.clone(), |example, name| format!("{example} {name}=…"))
+}
+
+/// Has this process end as after SIGTERM, when an admin wants that.
+async fn stop_when_asked(asked: impl Future<Output = bool>) {
+    if asked.await
+        && let Err(error) = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+    {
+        tracing::error!(%error, "this server cannot tell itself to end: send it SIGTERM");
+    }
 }
 
 /// Catches signals from now on, and waits for the first; a second one ends the process.

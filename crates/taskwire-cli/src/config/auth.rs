@@ -39,6 +39,8 @@ pub(crate) struct AuthTable {
     scopes: BTreeMap<String, Vec<String>>,
     /// Which scopes a scope stands for, besides itself. Default: `{}`.
     scope_includes: BTreeMap<String, Vec<String>>,
+    /// The scope that makes its caller an admin, who sees and stops what other callers own. Default: none.
+    admin_scope: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +57,9 @@ pub(super) struct TokenTable {
     /// What the caller may do. Default: everything.
     #[serde(default)]
     scopes: Option<Vec<String>>,
+    /// Whether the caller is an admin, who sees and stops what other callers own. Default: `false`.
+    #[serde(default)]
+    admin: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -204,7 +209,8 @@ impl AuthTable {
                 _ => return Err(wrong("each of `auth.tokens` needs either a `token` or its `sha256`".to_owned())),
             };
             let scopes = entry.scopes.clone().map_or(Scopes::All, Scopes::only);
-            tokens = tokens.with_sha256(sha256, Identity { caller: CallerId::new(&entry.caller), scopes, expires: None });
+            let identity = Identity { caller: CallerId::new(&entry.caller), scopes, expires: None, admin: entry.admin };
+            tokens = tokens.with_sha256(sha256, identity);
         }
         Ok(tokens)
     }
@@ -220,6 +226,10 @@ impl AuthTable {
             check_scopes(std::slice::from_ref(scope)).map_err(|message| misfit(&["scope_includes", scope], message))?;
             check_scopes(includes).map_err(|message| misfit(&["scope_includes", scope], message))?;
             rules = rules.with_hierarchy(scope, includes);
+        }
+        if let Some(scope) = &self.admin_scope {
+            check_scopes(std::slice::from_ref(scope)).map_err(|message| misfit(&["admin_scope"], message))?;
+            rules = rules.with_admin_scope(scope);
         }
         Ok(rules)
     }

@@ -65,10 +65,11 @@ fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
     let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
     let config = Config::parse(Path::new(""), text).ok()?;
     Some(format!(
-        "{} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+        "{} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
         config.listen,
         config.log_format,
         config.metrics.listen,
+        config.audit.file,
         config.data,
         config.store,
         config.node,

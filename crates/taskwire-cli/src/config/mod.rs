@@ -1,5 +1,6 @@
 //! The configuration file: its keys, and errors that say where they are and what to write instead.
 
+mod audit;
 mod auth;
 mod changes;
 mod hints;
@@ -30,6 +31,7 @@ use taskwire::{
     store::PostgresConfig,
 };
 
+use audit::AuditTable;
 use auth::{AuthTable, SecretSources};
 use limits::LimitsTable;
 use location::Source;
@@ -131,6 +133,7 @@ pub(crate) struct Config {
     pub(crate) tls: Option<TlsTable>,
     pub(crate) auth: AuthTable,
     pub(crate) metrics: MetricsTable,
+    pub(crate) audit: AuditTable,
     tool: Vec<ToolTable>,
     /// The file that this was read from.
     #[serde(skip)]
@@ -180,6 +183,7 @@ impl Default for Config {
             tls: None,
             auth: AuthTable::default(),
             metrics: MetricsTable::default(),
+            audit: AuditTable::default(),
             tool: Vec::new(),
             source: Source::default(),
         }
@@ -249,6 +253,7 @@ impl Config {
         let mut config: Self = parse_toml(&text).with_context(|| format!("{} cannot be used", path.display()))?;
         // A file always has the same directory for its tasks, wherever the process runs.
         config.data = base(path).join(&config.data);
+        config.audit.file = config.audit.file.map(|file| base(path).join(file));
         config.source = Source { path: path.to_owned(), text };
         Ok(config)
     }

@@ -5,11 +5,12 @@ use std::process::Command;
 use crate::kit::run;
 
 /// All that can be done.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "init",
     "serve",
     "connect",
     "reload",
+    "server",
     "call",
     "watch",
     "get",

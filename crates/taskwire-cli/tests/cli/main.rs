@@ -17,6 +17,7 @@ mod kill;
 mod kit;
 mod nodes;
 mod observing;
+mod operators;
 mod refusals;
 mod reload;
 mod serve;

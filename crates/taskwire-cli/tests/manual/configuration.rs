@@ -8,6 +8,7 @@ use taskwire::{command::Definition, server};
 
 use super::{
     Config, HttpTable, LegacyTable,
+    audit::AuditTable,
     auth::{AuthTable, IntrospectionTable, IssuerTable, TokenTable, TrustedProxyTable},
     limits::LimitsTable,
     metrics::MetricsTable,
@@ -122,6 +123,12 @@ key = \"key.pem\"
 ```
 
 For a server that speaks TLS itself, because no proxy stands in front of it. [Operating](operating.md#tls) says how.
+";
+
+const AUDIT: &str = "
+## `[audit]`
+
+[Operating](operating.md#audit-log) says what is in it.
 ";
 
 const TOOL: &str = "
@@ -268,7 +275,7 @@ fn add(page: &mut String, words: &str, keys: &[Key]) {
 }
 
 /// The tables of the server's file, each with the words before it and the line that opens it.
-fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 7] {
+fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 8] {
     [
         (SERVER, "", keys::<Config>(SERVER_SOURCE, "Config")),
         (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("../../src/config/limits.rs"), "LimitsTable")),
@@ -276,6 +283,7 @@ fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 7] {
         (HTTP, "[http]\n", keys::<HttpTable>(SERVER_SOURCE, "HttpTable")),
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
         (METRICS, "[metrics]\n", keys::<MetricsTable>(include_str!("../../src/config/metrics.rs"), "MetricsTable")),
+        (AUDIT, "[audit]\n", keys::<AuditTable>(include_str!("../../src/config/audit.rs"), "AuditTable")),
         (AUTH, "[auth]\n", keys::<AuthTable>(AUTH_SOURCE, "AuthTable")),
     ]
 }

@@ -35,7 +35,7 @@ impl Certificate {
         }
         let nobody = || Denied::Certificate("the client certificate names nobody".to_owned());
         let name = self.name().ok_or_else(nobody)?;
-        Ok(Identity { caller: named_by(PREFIX, name), scopes: Scopes::All, expires: Some(self.expires) })
+        Ok(Identity { caller: named_by(PREFIX, name), scopes: Scopes::All, expires: Some(self.expires), admin: false })
     }
 }
 

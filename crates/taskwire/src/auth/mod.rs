@@ -48,13 +48,16 @@ pub struct Identity {
     pub scopes: Scopes,
     /// When its token or certificate expires, with which its streams and waiting calls end; never if absent.
     pub expires: Option<Timestamp>,
+    /// Whether it is an admin, who sees and stops what other callers own. A scope can make one of it, too
+    /// ([`ScopeRules::with_admin_scope`]).
+    pub admin: bool,
 }
 
 impl Identity {
     /// A caller that may do all, for ever.
     #[must_use]
     pub fn new(caller: &str) -> Self {
-        Self { caller: CallerId::new(caller), scopes: Scopes::All, expires: None }
+        Self { caller: CallerId::new(caller), scopes: Scopes::All, expires: None, admin: false }
     }
 
     /// The same caller with these scopes and no others.
@@ -63,9 +66,16 @@ impl Identity {
         Self { scopes: Scopes::only(scopes), ..self }
     }
 
-    /// The caller on a byte stream or socket that only this process's user has.
+    /// The same caller as an admin.
+    #[must_use]
+    pub fn as_admin(self) -> Self {
+        Self { admin: true, ..self }
+    }
+
+    /// The caller on a byte stream or socket that only this process's user has, and everybody's where nobody must show who they are: there
+    /// is no other caller whose tasks could be seen.
     pub(crate) fn local() -> Self {
-        Self::new(LOCAL)
+        Self::new(LOCAL).as_admin()
     }
 }
 

@@ -43,7 +43,7 @@ impl TrustedProxy {
             return Some(Err(Denied::Malformed(format!("the header `{}` comes more than once", self.header))));
         }
         Some(match std::str::from_utf8(name) {
-            Ok(name) => Ok(Identity { caller: named_by(PREFIX, name), scopes: Scopes::All, expires: None }),
+            Ok(name) => Ok(Identity { caller: named_by(PREFIX, name), scopes: Scopes::All, expires: None, admin: false }),
             Err(_) => Err(Denied::Malformed(format!("the header `{}` is no text", self.header))),
         })
     }

@@ -40,11 +40,13 @@ pub struct ScopeRules {
     rules: BTreeMap<String, BTreeSet<String>>,
     /// Each scope with all that it stands for, directly or not.
     includes: BTreeMap<String, BTreeSet<String>>,
+    /// The scope that makes a caller an admin.
+    admin: Option<String>,
 }
 
 impl ScopeRules {
     pub(crate) fn none() -> &'static Self {
-        static NONE: ScopeRules = ScopeRules { rules: BTreeMap::new(), includes: BTreeMap::new() };
+        static NONE: ScopeRules = ScopeRules { rules: BTreeMap::new(), includes: BTreeMap::new(), admin: None };
         &NONE
     }
 
@@ -69,6 +71,20 @@ impl ScopeRules {
             if self.includes == before {
                 return self;
             }
+        }
+    }
+
+    /// Whoever was granted this scope, or one that stands for it, is an admin.
+    #[must_use]
+    pub fn with_admin_scope(self, scope: &str) -> Self {
+        Self { admin: Some(scope.to_owned()), ..self }
+    }
+
+    /// Whether these scopes make their caller an admin. A caller that may do all for want of scopes is none.
+    pub(crate) fn make_admin(&self, granted: &Scopes) -> bool {
+        match (&self.admin, granted) {
+            (Some(admin), Scopes::Only(granted)) => self.satisfies(granted, admin),
+            _ => false,
         }
     }
 
@@ -183,6 +199,16 @@ mod tests {
         assert!(may("admin", "tasks/get") && may("admin", "tools/call"));
         assert!(may("mcp", "tasks/get"), "around the ring");
         assert!(may("user", "tools/call") && !may("call", "tools/call"));
+    }
+
+    #[test]
+    fn a_scope_makes_an_admin_and_so_does_one_that_stands_for_it() {
+        let rules = ScopeRules::default().with_admin_scope("operate").with_hierarchy("root", ["operate"]);
+        let admin = |scope: &str| rules.make_admin(&Scopes::only([scope]));
+        assert!(admin("operate") && admin("root") && !admin("mcp"));
+        assert!(!rules.make_admin(&Scopes::All), "to need no scopes makes no admin");
+        assert!(!ScopeRules::none().make_admin(&Scopes::only(["operate"])));
+        assert_eq!((rules.first(), rules.all().len()), (String::new(), 0), "no client is told to ask for it");
     }
 
     #[test]

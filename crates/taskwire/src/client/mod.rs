@@ -22,6 +22,7 @@
 //! # Ok(()) }
 //! ```
 
+mod api;
 mod error;
 mod event;
 mod ledger_entry;
@@ -53,6 +54,7 @@ use serde_json::Value;
 use taskwire_core::{Payload, wire::RequestId};
 
 pub use self::{
+    api::{ApiMethod, request_api},
     call::Call,
     error::Error,
     event::{Chunk, ConnectionState, Era, Event, Outcome, Reference, TaskSnapshot, ToolResult},

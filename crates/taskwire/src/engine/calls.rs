@@ -38,7 +38,7 @@ impl Engine {
 
     fn queue_in_order(&self, caller: CallerId, id: TaskId, command: Command) -> oneshot::Receiver<Result<Receipt, Error>> {
         let (receipt, received) = oneshot::channel();
-        let request = WriterRequest::Task(TaskRequest { id, by: Authority::Caller(caller), command, waits: true, receipt });
+        let request = WriterRequest::Task(TaskRequest::new(id, Authority::Caller(caller), command, true, receipt));
         if let Err(TrySendError::Full(request)) = self.0.queue.try_send(request) {
             // Others may overtake it, which is better than to lose it.
             let queue = self.0.queue.clone();
@@ -83,6 +83,12 @@ impl Engine {
             }
             engine.cancel_now(caller, id, reason).await;
         });
+    }
+
+    /// Cancels a task for an admin, who may not be the one that owns it.
+    pub(crate) async fn cancel_for_admin(&self, id: TaskId, reason: &str) -> Result<Receipt, Error> {
+        // An admin can try again while the store cannot be reached.
+        self.submit_as(id, Authority::Engine, Command::Cancel { reason: Some(reason.into()) }, false).await
     }
 
     async fn cancel_now(&self, caller: CallerId, id: TaskId, reason: &'static str) {

@@ -3,6 +3,7 @@
 //! Start with [`Engine`], the handle, then `writer`. The engine knows no wire and no era, and does not know what a tool
 //! is: it knows [`Work`] that can be run.
 
+mod audited;
 mod away;
 mod calls;
 mod cluster;
@@ -28,6 +29,7 @@ mod tests;
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -54,6 +56,7 @@ pub(crate) use run::Run;
 pub(crate) use unstarted::UnstartedRun;
 
 use crate::{
+    audit::{self, Audit},
     clock::{Clock, new_task_id},
     metrics::{Feed, Metrics},
     store::{self, NodeInfo, Reader, SessionChange, Store},
@@ -114,6 +117,8 @@ pub struct Config {
     /// Where nodes share the store: how long a command goes on whose server is gone. After that it ends, and another node may take its task.
     /// All nodes should have the same: the longest counts.
     pub orphan_after: Duration,
+    /// Who keeps a record of who did what; nobody if absent.
+    pub audit: Option<Arc<dyn Audit>>,
 }
 
 impl Default for Config {
@@ -125,6 +130,7 @@ impl Default for Config {
             queue_len: 4_096,
             cache_bytes: 128 * 1024 * 1024,
             orphan_after: Duration::from_secs(30),
+            audit: None,
         }
     }
 }
@@ -144,6 +150,8 @@ struct TaskRequest {
     command: Command,
     /// Whether it waits while the store cannot be reached. What running work needs does; callers are told to try again.
     waits: bool,
+    /// Where it came from.
+    sender: Option<IpAddr>,
     receipt: oneshot::Sender<Result<Receipt, Error>>,
 }
 
@@ -170,7 +178,7 @@ struct Inner {
     cluster: Option<cluster::Membership>,
     away: away::Away,
     metrics: Arc<Metrics>,
-    node_count: observe::NodeCount,
+    known_nodes: observe::KnownNodes,
     secret: [u8; 32],
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
@@ -237,7 +245,7 @@ impl Engine {
             secret: store.secret(),
             runs: runs::Runs::new(metrics.clone()),
             metrics,
-            node_count: observe::NodeCount::default(),
+            known_nodes: observe::KnownNodes::default(),
             timers: Arc::default(),
             recovery_began: AtomicBool::new(false),
             note_senders: Mutex::default(),
@@ -360,7 +368,8 @@ impl Engine {
             return Err(self.away_error());
         }
         let (receipt, reply) = oneshot::channel();
-        self.0.queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits, receipt })).await.map_err(|_| self.unavailable())?;
+        let request = TaskRequest::new(id, by, command, waits, receipt);
+        self.0.queue.send(WriterRequest::Task(request)).await.map_err(|_| self.unavailable())?;
         reply.await.map_err(|_| self.unavailable())?
     }
 
@@ -429,7 +438,8 @@ impl Engine {
     pub(crate) async fn create_ended(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
         // Spawned, so that a caller that goes away cannot leave a run registered that nobody ends.
         let engine = self.clone();
-        let recorded = self.0.runtime.spawn(async move { engine.create_ended_now(id, spec, request, outcome).await });
+        let recorded = async move { engine.create_ended_now(id, spec, request, outcome).await };
+        let recorded = self.0.runtime.spawn(audit::sent_from(audit::sender(), recorded));
         recorded.await.map_err(|_| self.unavailable())?
     }
 
@@ -440,8 +450,8 @@ impl Engine {
         let mut permits = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
         self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
         let requests = [
-            TaskRequest { id, by: Authority::Engine, command: Command::Create(new), waits: true, receipt: made.0 },
-            TaskRequest { id, by: Authority::Attempt(Attempt(1)), command: Command::finish(outcome), waits: true, receipt: ended.0 },
+            TaskRequest::new(id, Authority::Engine, Command::Create(new), true, made.0),
+            TaskRequest::new(id, Authority::Attempt(Attempt(1)), Command::finish(outcome), true, ended.0),
         ];
         for (request, permit) in requests.into_iter().zip(&mut permits) {
             permit.send(WriterRequest::Task(request));

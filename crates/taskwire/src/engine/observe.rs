@@ -1,7 +1,7 @@
 //! What the engine counts while it works, and what can be read of it at any moment.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -13,17 +13,17 @@ use taskwire_core::{
 use super::{Engine, Error, Receipt};
 use crate::{
     metrics::{Metrics, Readings},
-    store::{self, TaskWrite, Written},
+    store::{self, NodeInfo, TaskWrite, Written},
 };
 
-/// How long the number of nodes is not read again.
+/// How long the nodes are not read again.
 const NODES_GOOD_FOR: Duration = Duration::from_secs(5);
-/// How long the store may take to say it: whoever asks must not wait for a store that cannot be reached.
+/// How long the store may take to name them: whoever asks must not wait for a store that cannot be reached.
 const NODES_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How many nodes were alive, and when that was read by the monotonic clock.
+/// The nodes that share the store, and when that was read by the monotonic clock.
 #[derive(Debug, Default)]
-pub(super) struct NodeCount(Mutex<Option<(Duration, usize)>>);
+pub(super) struct KnownNodes(Mutex<Option<(Duration, Arc<[NodeInfo]>)>>);
 
 /// Waits for a commit of so many writes, and measures it.
 pub(super) async fn commit(
@@ -84,26 +84,36 @@ impl Engine {
             epoch: self.epoch().0,
             lease_left: self.0.cluster.as_ref().map(|membership| membership.lease_left()),
             nodes: self.count_nodes().await,
+            audit_lost: self.audit_lost(),
             ..Readings::default()
         }
     }
 
     /// How many nodes are alive, as of a few seconds ago.
     async fn count_nodes(&self) -> Option<usize> {
-        let Some(membership) = &self.0.cluster else { return Some(1) };
-        let known = || self.0.node_count.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.0.clock.monotonic();
-        let before = *known();
-        if let Some((_, count)) = before.filter(|(at, _)| now.saturating_sub(*at) < NODES_GOOD_FOR) {
-            return Some(count);
+        if !self.is_shared() {
+            return Some(1);
         }
-        let nodes = tokio::select! {
+        let nodes = self.known_nodes().await?;
+        Some(nodes.iter().filter(|node| !node.lease_left.is_zero()).count())
+    }
+
+    /// The nodes that share the store, as of a few seconds ago: none if this process has it alone. Nothing if the store does not say it in
+    /// time.
+    pub(crate) async fn known_nodes(&self) -> Option<Arc<[NodeInfo]>> {
+        let Some(membership) = &self.0.cluster else { return Some(Arc::from([])) };
+        let known = || self.0.known_nodes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.0.clock.monotonic();
+        let before = known().clone();
+        if let Some((_, nodes)) = before.filter(|(at, _)| now.saturating_sub(*at) < NODES_GOOD_FOR) {
+            return Some(nodes);
+        }
+        let nodes: Arc<[NodeInfo]> = tokio::select! {
             biased;
-            nodes = membership.cluster.nodes() => nodes.ok()?,
+            nodes = membership.cluster.nodes() => nodes.ok()?.into(),
             () = self.0.clock.sleep(NODES_TIMEOUT) => return None,
         };
-        let count = nodes.iter().filter(|node| !node.lease_left.is_zero()).count();
-        *known() = Some((now, count));
-        Some(count)
+        *known() = Some((now, nodes.clone()));
+        Some(nodes)
     }
 }

@@ -8,6 +8,7 @@ mod output;
 
 use std::{
     any::Any,
+    net::IpAddr,
     panic::AssertUnwindSafe,
     sync::{
         Arc, PoisonError,
@@ -33,7 +34,7 @@ use super::{
     output_buffer::OutputBuffer,
     switch::{StopSignal, Switch},
 };
-use crate::metrics::Counted;
+use crate::{audit, metrics::Counted};
 
 /// How soon an attempt looks again whether its node has a lease.
 const LEASE_DELAY: Duration = Duration::from_millis(100);
@@ -42,6 +43,8 @@ const LEASE_DELAY: Duration = Duration::from_millis(100);
 pub struct Run {
     /// The task that it is, or becomes if it is promoted.
     id: TaskId,
+    /// Where its call came from, if it began with one.
+    sender: Option<IpAddr>,
     engine: Engine,
     spec: Arc<Spec>,
     arguments: Payload,
@@ -88,6 +91,7 @@ impl Run {
     ) -> Self {
         Self {
             id,
+            sender: audit::sender(),
             began: engine.0.clock.now(),
             counted: std::sync::Mutex::new(Some(engine.metrics().run_in_memory())),
             engine,
@@ -322,7 +326,8 @@ impl Run {
         };
         let id = self.id;
         self.engine.0.runs.register(id, self.attempt, self.stop.clone(), &self.spec);
-        if let Err(error) = self.engine.submit(id, Authority::Engine, Command::Create(new)).await {
+        let made = audit::sent_from(self.sender, self.engine.submit(id, Authority::Engine, Command::Create(new)));
+        if let Err(error) = made.await {
             self.engine.0.runs.unregister(id);
             self.give_back(taken);
             if let Some((message, progress)) = status_report {
@@ -337,7 +342,7 @@ impl Run {
             let mut pending = self.output_buffer.lock();
             if let (Some((message, progress)), Ok(queue)) = (pending.become_task(), queue_permit) {
                 let (by, command) = (Authority::Attempt(self.attempt), Command::ReportStatus { message, progress });
-                queue.send(WriterRequest::Task(TaskRequest { id, by, command, waits: true, receipt: oneshot::channel().0 }));
+                queue.send(WriterRequest::Task(TaskRequest::new(id, by, command, true, oneshot::channel().0)));
             }
         }
         self.ensure_sending();
@@ -541,6 +546,7 @@ async fn prepare_attempt(
         settled: Switch::default(),
         stop,
         notes: engine.note_senders().remove(&id),
+        sender: None,
         guard: std::sync::Mutex::default(),
         counted: std::sync::Mutex::default(),
         repeated_blocks: AtomicUsize::new(0),

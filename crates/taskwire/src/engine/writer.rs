@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use self::batch::{Batch, Decided};
 use super::{
-    Engine, Failure, Inner, TaskRequest, WriterRequest, observe, operator_log,
+    Engine, Failure, Inner, TaskRequest, WriterRequest, audited, observe, operator_log,
     quota::{Quota, TaskLimits},
     recent::{CACHED_TASK_BYTES_MAX, task_weight},
 };
@@ -400,6 +400,7 @@ impl<S: Store> Writer<S> {
         }
         for decided in batch.decided {
             observe::decided(engine, &decided.decision);
+            audited::decided(engine, &decided.request, &decided.decision);
             let _ = decided.request.receipt.send(decided.decision);
         }
         for receipt in batch.session_receipts {

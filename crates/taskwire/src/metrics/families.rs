@@ -17,6 +17,7 @@ pub(super) fn write(metrics: &Metrics, readings: &Readings) -> String {
     write_store(&mut text, metrics, readings);
     write_readers(&mut text, metrics, readings);
     write_requests(&mut text, metrics, readings);
+    write_audit(&mut text, readings);
     write_nodes(&mut text, readings);
     write_process(&mut text, metrics);
     text.into_text()
@@ -122,6 +123,11 @@ fn write_requests(text: &mut Exposition, metrics: &Metrics, readings: &Readings)
     text.gauge("taskwire_http_connections", "Open connections.").sample(&[], readings.connections);
     let bodies = "Bodies that are being read or answered, as `http.all_bodies_bytes` counts them.";
     text.gauge("taskwire_http_body_bytes", bodies).sample(&[], readings.body_bytes);
+}
+
+fn write_audit(text: &mut Exposition, readings: &Readings) {
+    let lost = "Entries of the audit log that were lost: they could not be written, or came too fast.";
+    text.counter("taskwire_audit_lost_total", lost).sample(&[], readings.audit_lost);
 }
 
 fn write_nodes(text: &mut Exposition, readings: &Readings) {

@@ -9,6 +9,7 @@ mod families;
 mod http;
 mod labels;
 mod process;
+mod summary;
 mod tools;
 mod values;
 
@@ -25,6 +26,7 @@ pub(crate) use self::{
     http::{HttpMetrics, RequestLabels},
     labels::{Answer, Era, Feed, Refused, Stream, Takeover},
     process::own_memory,
+    summary::Summary,
     tools::{CallCount, OpenTask, ToolMetrics},
     values::{Counted, Stopwatch},
 };
@@ -86,6 +88,8 @@ pub(crate) struct Readings {
     pub(crate) lease_left: Option<Duration>,
     /// Nodes that are alive; none if the store could not say it at once.
     pub(crate) nodes: Option<usize>,
+    /// Entries that were lost of the record of who did what.
+    pub(crate) audit_lost: u64,
     pub(crate) sessions: usize,
     pub(crate) connections: usize,
     pub(crate) body_bytes: usize,

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use super::{CallRegistry, Fault, ReplyBudget, admission::Admission, legacy, modern};
 use crate::{
-    auth::{Identity, challenge},
+    audit::{AuditAction, AuditEntry, shortened},
+    auth::{Denied, Identity, challenge},
     config::Config,
     engine::Engine,
     metrics::Readings,
@@ -38,6 +39,8 @@ pub(crate) struct Context {
     waits: Counts,
     /// Set once, when the server begins to shut down.
     pub(crate) draining: watch::Sender<bool>,
+    /// Set once, when an admin asks that it does. Whoever can end the server waits for it.
+    pub(crate) drain_requested: watch::Sender<bool>,
 }
 
 impl Context {
@@ -60,6 +63,7 @@ impl Context {
             listens: Counts::default(),
             waits: Counts::default(),
             draining,
+            drain_requested: watch::Sender::new(false),
             engine,
             config,
         }
@@ -74,7 +78,25 @@ impl Context {
         let auth = &*self.config.auth;
         let Some(needed) = auth.scope_rules().lacking(&identity.scopes, method, tool) else { return Ok(()) };
         let message = format!("your token lacks a scope: this needs `{needed}`");
+        self.engine.audit(AuditAction::Refused, |entry| AuditEntry {
+            caller: Some(identity.caller.clone()),
+            tool: tool.map(|tool| shortened(tool).into()),
+            outcome: format!("{} needs the scopes {needed}", if method.is_empty() { "this" } else { shortened(method) }).into(),
+            ..entry
+        });
         Err(Fault::challenged(403, message, Some(challenge::for_scopes(auth, &needed))))
+    }
+
+    /// Records that somebody showed something, but not who they are. Who shows nothing has not tried.
+    pub(crate) fn sign_in_failed(&self, denied: &Denied) {
+        if let Denied::Malformed(why) | Denied::Invalid(why) = denied {
+            self.engine.audit(AuditAction::Refused, |entry| AuditEntry { outcome: format!("sign-in: {}", shortened(why)).into(), ..entry });
+        }
+    }
+
+    /// Whether a caller sees and stops what others own.
+    pub(crate) fn is_admin(&self, identity: &Identity) -> bool {
+        identity.admin || self.config.auth.scope_rules().make_admin(&identity.scopes)
     }
 
     /// Counts one more listen stream of `caller`; none if it has reached the limit.

@@ -1,6 +1,7 @@
 //! MCP on the wire: what both eras share, and a folder for each era. Only that folder knows the era's field names.
 
 mod admission;
+pub(crate) mod api;
 mod call;
 mod catalog;
 mod context;

@@ -15,6 +15,7 @@ pub use crate::transport::bridge::{Bridge, Dial};
 #[cfg(feature = "tls")]
 pub use crate::transport::tls::{InvalidTls, Tls, TlsSettings};
 pub use crate::{
+    audit::{Audit, AuditAction, AuditEntry},
     auth::{
         Authenticate, Callers, Certificate, Denied, Identification, Identity, Network, ProtectedResource, RequestCredentials, ScopeRules,
         Scopes, Tokens, TrustedProxy,
@@ -126,7 +127,7 @@ impl Server {
         // The process has no other transport, so its server shuts down with this one.
         let shutdown = async {
             shutdown.await;
-            self.0.context.draining.send_replace(true);
+            self.begin_drain();
         };
         self.serve_stream(tokio::io::stdin(), tokio::io::stdout(), shutdown).await
     }
@@ -163,6 +164,21 @@ impl Server {
         }
     }
 
+    /// Answers a request of an operator as `/api` does over HTTP: with a status and JSON. `target` is a path with its query. Whoever calls
+    /// this is an admin.
+    pub async fn answer_api(&self, method: &str, target: &str) -> (u16, Vec<u8>) {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let reply = transport::api::answer(&self.0, &Identity::local(), method, path, query).await;
+        (reply.status, reply.body.to_vec())
+    }
+
+    /// Waits until an admin wants the server to drain (`POST /api/server/drain`), which is refused where nobody waits for it. Make
+    /// `shutdown` ready then. False if the server is gone before.
+    pub fn drain_requested(&self) -> impl Future<Output = bool> + Send + use<> {
+        let mut requested = self.0.context.drain_requested.subscribe();
+        async move { requested.wait_for(|requested| *requested).await.is_ok() }
+    }
+
     /// Takes over the tasks that an earlier process left. Calls that are the same can join them.
     fn recover(&self) {
         let context = Arc::downgrade(&self.0.context);
@@ -181,9 +197,18 @@ impl Server {
         self.0.context.engine.leave().await;
     }
 
+    fn begin_drain(&self) {
+        let Context { draining, drain_requested, engine, .. } = &*self.0.context;
+        let is_first = !draining.send_replace(true);
+        // An admin's wish is recorded already.
+        if is_first && !*drain_requested.borrow() {
+            engine.audit(AuditAction::Drain, |entry| AuditEntry { outcome: "the process was told to end".into(), ..entry });
+        }
+    }
+
     /// Begins to shut down, and waits for running work and open connections, at most for `drain`.
     async fn drain(&self) {
-        self.0.context.draining.send_replace(true);
+        self.begin_drain();
         self.0.context.engine.hand_over();
         let drain_timeout = self.0.context.engine.clock().sleep(self.0.context.config.drain);
         let connections = async {

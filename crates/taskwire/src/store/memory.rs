@@ -409,6 +409,16 @@ impl Reader for Memory {
         at_once(Ok(ids.filter(|id| before.is_none_or(|before| *id < before)).take(limit).collect()))
     }
 
+    fn latest_tasks(&self, open: bool, before: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        let state = self.lock();
+        let range: (Bound<TaskId>, Bound<TaskId>) = (Bound::Unbounded, before.map_or(Bound::Unbounded, Bound::Excluded));
+        let latest = match open {
+            true => state.open.range(range).rev().take(limit).copied().collect(),
+            false => state.tasks.range(range).rev().take(limit).map(|(id, _)| *id).collect(),
+        };
+        at_once(Ok(latest))
+    }
+
     fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>> {
         at_once(Ok(self.lock().by_key(key)))
     }

@@ -89,6 +89,9 @@ pub trait Reader: Send + Sync + 'static {
     /// Tasks of a caller, the latest first, from before `before`, at most `limit`.
     fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>>;
 
+    /// Tasks of all callers, the latest first, from before `before`, at most `limit`; if `open`, those that have not ended.
+    fn latest_tasks(&self, open: bool, before: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>>;
+
     /// The task that has this key.
     fn by_key<'a>(&'a self, key: CallKey<'a>) -> Read<'a, Option<TaskId>>;
 

@@ -123,6 +123,11 @@ pub(super) fn id_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<TaskId>>
     Ok(TaskId::from_bytes(row.get_ref(0)?.as_blob()?))
 }
 
+/// What an id must be below to come before this one; without one, what is larger than all ids: it has one byte more than any has.
+fn upper_bound(before: Option<&TaskId>) -> &[u8] {
+    before.map_or(&[0xff; 21][..], |id| &id.as_bytes()[..])
+}
+
 fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<TaskId>, Error> {
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(params, id_of)?;
@@ -402,10 +407,18 @@ impl Reader for SqliteReader {
 
     fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>> {
         at_once(self.with(|connection| {
-            // One byte more than any id has, and larger than all.
-            let before = before.as_ref().map_or(&[0xff; 21][..], |id| &id.as_bytes()[..]);
             let sql = "SELECT id FROM task WHERE caller = ? AND id < ? ORDER BY id DESC LIMIT ?";
-            ids(connection, sql, params![caller.as_str(), before, limit])
+            ids(connection, sql, params![caller.as_str(), upper_bound(before.as_ref()), limit])
+        }))
+    }
+
+    fn latest_tasks(&self, open: bool, before: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        at_once(self.with(|connection| {
+            let sql = match open {
+                true => "SELECT id FROM task WHERE open = 1 AND id < ? ORDER BY id DESC LIMIT ?",
+                false => "SELECT id FROM task WHERE id < ? ORDER BY id DESC LIMIT ?",
+            };
+            ids(connection, sql, params![upper_bound(before.as_ref()), limit])
         }))
     }
 

@@ -62,6 +62,7 @@ macro_rules! suite {
             a_session_is_told_of_its_tasks_in_one_order
             what_a_session_is_told_is_bounded
             the_tasks_of_a_caller_are_listed_latest_first
+            the_tasks_of_all_callers_are_listed_latest_first
             what_each_caller_has_is_added_up
         }
     };
@@ -762,4 +763,26 @@ fn the_tasks_of_a_caller_are_listed_latest_first<S: Store>(mut lab: Lab<S>) {
     expiry.now += 10_000;
     lab.run(expiry, &Command::Tick);
     assert_eq!(list(&lab, None, 100).len(), 4, "what is forgotten is not listed");
+}
+
+fn the_tasks_of_all_callers_are_listed_latest_first<S: Store>(mut lab: Lab<S>) {
+    let mut drivers: Vec<Driver> = (1..=5).map(Driver::new).collect();
+    for (driver, caller) in drivers.iter_mut().zip(["me", "you", "me", "somebody", "you"]) {
+        lab.run(driver, &make(Spec { caller: CallerId::new(caller), ..spec() }, vec![]));
+    }
+    lab.run(&mut drivers[2], &ends()[0]);
+    let list =
+        |lab: &Lab<S>, open, before: Option<TaskId>, limit| lab.reader().latest_tasks(open, before, limit).wait().expect("they are listed");
+    let latest: Vec<TaskId> = drivers.iter().rev().map(|driver| driver.id).collect();
+    assert_eq!(list(&lab, false, None, 100), latest, "also those that have ended");
+    assert_eq!(list(&lab, false, None, 2), latest[..2]);
+    assert_eq!(list(&lab, false, Some(latest[1]), 2), latest[2..4]);
+    assert_eq!(list(&lab, false, Some(latest[4]), 2), []);
+    let open: Vec<TaskId> = latest.iter().copied().filter(|id| *id != latest[2]).collect();
+    assert_eq!(list(&lab, true, None, 100), open);
+    assert_eq!(list(&lab, true, Some(open[0]), 2), open[1..3]);
+    let expiry = &mut drivers[2];
+    expiry.now += 10_000;
+    lab.run(expiry, &Command::Tick);
+    assert_eq!(list(&lab, false, None, 100), open, "what is forgotten is not listed");
 }

@@ -60,6 +60,16 @@ pub(crate) fn check_unless_by_address(target: &Uri, headers: &HeaderMap, config:
     }
 }
 
+/// Refuses what a page of another origin sends, also of one that may call tools: only a page of this server itself may do this.
+pub(crate) fn check_same_origin(headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(origin) = text(headers, ORIGIN)? else { return Ok(()) };
+    let (page, host) = (origin.split_once("://").map(|(_, page)| page), text(headers, HOST)?);
+    match (page, host) {
+        (Some(page), Some(host)) if page.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(forbidden(format!("pages from `{origin}` may not do this: only pages of this server itself may"))),
+    }
+}
+
 /// The value of a header that may come only once.
 fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&HeaderValue>, Refusal> {
     let mut values = headers.get_all(&name).iter();
@@ -167,6 +177,22 @@ mod tests {
         assert_eq!(refused("rebound.example:9464", None), Some(403));
         assert_eq!(refused("10.1.2.3:9464", Some("http://evil.example")), Some(403), "a page that calls an address");
         assert_eq!(refused("127.1:9464", None), Some(403), "that is a name");
+    }
+
+    #[test]
+    fn only_a_page_of_the_server_itself_changes_anything() {
+        let refused = |host: &str, origin: Option<&str>| {
+            let value = |text: &str| HeaderValue::from_str(text).expect("text");
+            let mut headers = HeaderMap::from_iter([(HOST, value(host))]);
+            headers.extend(origin.map(|origin| (ORIGIN, value(origin))));
+            check_same_origin(&headers).err().map(|refusal| refusal.status)
+        };
+        assert_eq!(refused("localhost:8787", None), None, "no page at all");
+        assert_eq!(refused("localhost:8787", Some("http://localhost:8787")), None);
+        assert_eq!(refused("tools.example", Some("https://TOOLS.example")), None);
+        for origin in ["http://localhost:3000", "http://127.0.0.1:8787", "null", "", "localhost:8787", "https://localhost"] {
+            assert_eq!(refused("localhost:8787", Some(origin)), Some(403), "{origin}");
+        }
     }
 
     #[test]

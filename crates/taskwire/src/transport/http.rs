@@ -27,6 +27,7 @@ use super::{
     Endpoint,
     accept_failures::AcceptFailures,
     access::{self, Answer, Expiry},
+    api,
     body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
     connection_slots::{ConnectionSlot, ConnectionSlots},
     guard,
@@ -35,11 +36,14 @@ use super::{
     write_timeout::{BUFFER_BYTES, WriteTimeoutIo},
 };
 use crate::{
+    audit,
     auth::Identity,
     clock::Clock,
     metrics::{Refused, RequestLabels},
     protocol::{
-        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, is_modern, legacy,
+        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply,
+        api::PREFIX,
+        is_modern, legacy,
         legacy::SESSION_ID,
         modern, on_cancelled,
         router::{self, Channel, VERSION, accepts_sse, text},
@@ -80,7 +84,7 @@ pub(super) async fn accept_for<F: Future<Output = ()> + Send + 'static>(
                 let served = serve(endpoint.clone(), stream, Peer::at(from.ip()), slot);
                 tokio::spawn(async move {
                     let _closed = closed;
-                    served.await;
+                    audit::sent_from(Some(from.ip()), served).await;
                 });
             }
             Err(error) => {
@@ -183,7 +187,7 @@ fn json(status: u16, body: ReplyBody) -> Response<ReplyBody> {
     response
 }
 
-fn reply_response(mut reply: Reply) -> Response<ReplyBody> {
+pub(super) fn reply_response(mut reply: Reply) -> Response<ReplyBody> {
     let session = reply.session.take().and_then(|session| HeaderValue::from_str(session.as_str()).ok());
     let challenge = reply.challenge.take().and_then(|challenge| HeaderValue::from_str(&challenge).ok());
     let mut response = bare(reply);
@@ -234,7 +238,7 @@ async fn counted(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, re
 }
 
 /// Says why a response refuses its request, for whoever counts that.
-fn because(why: Refused, mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+pub(super) fn because(why: Refused, mut response: Response<ReplyBody>) -> Response<ReplyBody> {
     response.extensions_mut().insert(why);
     response
 }
@@ -267,7 +271,7 @@ async fn route(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, requ
 }
 
 /// The response to a request of whom nobody knows who sent it.
-fn denied(refused: Reply) -> Response<ReplyBody> {
+pub(super) fn denied(refused: Reply) -> Response<ReplyBody> {
     because(Refused::Auth, reply_response(refused))
 }
 
@@ -301,6 +305,7 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
             response
         }
+        (path, _) if path.starts_with(PREFIX) => Box::pin(api::respond(endpoint, &peer, slot, &request)).await,
         (path, method) => access::metadata(context, path, method)
             .unwrap_or_else(|| plain(StatusCode::NOT_FOUND, "nothing here: the MCP endpoint is /mcp\n")),
     }
@@ -382,12 +387,7 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, reque
         Ok(identity) => identity,
         Err(refused) => return denied(refused),
     };
-    let is_json = request
-        .headers()
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")));
-    if !is_json {
+    if !is_json(request.headers()) {
         return refuse(415, code::INVALID_REQUEST, "the body must be `Content-Type: application/json`");
     }
     let (mut parts, body) = request.into_parts();
@@ -422,6 +422,12 @@ async fn post(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, reque
         return slot_evicted();
     }
     Box::pin(respond(context.clone(), peer, identity, headers, taken)).await
+}
+
+/// Whether a request says that its body is JSON.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(|value| value.split(';').next());
+    kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
 enum BodyError {
@@ -475,7 +481,7 @@ async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc
 }
 
 /// The response to a request that was complete only when its connection had been evicted. It may not arrive.
-fn slot_evicted() -> Response<ReplyBody> {
+pub(super) fn slot_evicted() -> Response<ReplyBody> {
     let message = "too many connections (configuration key `http.connections`): try again";
     because(Refused::Evicted, refuse(503, code::UNAVAILABLE, message))
 }

@@ -3,6 +3,7 @@
 
 mod accept_failures;
 mod access;
+pub(crate) mod api;
 mod body_budget;
 pub(crate) mod bridge;
 mod connection_slots;

@@ -1,6 +1,7 @@
 //! The library from outside: real sockets, raw messages in and out. One file per promise.
 
 mod answers;
+mod audit;
 mod bad_input;
 mod bodies;
 mod callers;
@@ -18,6 +19,7 @@ mod legacy;
 mod listing;
 mod metrics;
 mod nodes;
+mod operators;
 mod opt_out;
 mod output;
 mod pace;

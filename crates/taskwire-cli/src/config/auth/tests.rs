@@ -130,6 +130,18 @@ fn a_rule_for_scopes_guards_something_that_is_there() {
 }
 
 #[test]
+fn an_admin_is_a_token_or_a_scope() {
+    let (callers, _) =
+        resolved("[auth]\ntokens = [{ token = \"plain\", caller = \"a\", admin = true }, { token = \"other\", caller = \"b\" }]")
+            .expect("usable");
+    let known = Tokens::default().with_sha256(Tokens::sha256("plain"), Identity::new("a").as_admin()).with_token("other", "b");
+    assert!(format!("{callers:?}").contains(&format!("tokens: {known:?}")), "{callers:?}");
+    assert!(resolved("[auth]\nadmin_scope = \"operate\"").is_ok());
+    let misfit = resolved("[auth]\nadmin_scope = \"two words\"").expect_err("no scope");
+    assert_eq!(misfit.path, ["admin_scope"]);
+}
+
+#[test]
 fn a_proxy_is_trusted_where_it_is() {
     resolved("[auth]\ntrusted_proxy = { header = \"x-user\", from = [\"127.0.0.1\", \"fd00::/8\"] }").expect("usable");
     for (table, key) in [

@@ -167,7 +167,12 @@ impl ReadyIssuer {
         let name = claims.get(&self.caller_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| Denied::invalid(format!("the token does not say who calls (`{}`)", self.caller_claim)))?;
         let scopes = self.scope_claims.iter().filter_map(|claim| claims.get(claim)).flat_map(words);
-        Ok(Identity { caller: named_by(&format!("{}#", self.url), name), scopes: Scopes::only(scopes), expires: Some(expires) })
+        Ok(Identity {
+            caller: named_by(&format!("{}#", self.url), name),
+            scopes: Scopes::only(scopes),
+            expires: Some(expires),
+            admin: false,
+        })
     }
 
     fn is_for_us(&self, audience: Option<&Value>) -> bool {

@@ -29,6 +29,8 @@ const CHALLENGES_MAX: usize = 3;
 const REDIRECTS_MAX: usize = 5;
 /// The reason for a server that does not speak TLS at an https URL.
 const NO_TLS: &str = "it does not speak https there, but probably plain http: use http:// instead";
+/// How long a request to the API of a server may take.
+const API_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of an error's body that are read.
 const REASON_BYTES: usize = 64 * 1024;
 
@@ -262,6 +264,22 @@ fn client(options: &Options) -> Result<reqwest::Client, Error> {
         builder = builder.identity(reqwest::Identity::from_pem(pem).map_err(unusable)?);
     }
     builder.build().map_err(|error| Error::Target(format!("HTTP cannot be used: {}", innermost_cause(&error))))
+}
+
+/// Sends a request that is no message of MCP: the status and the body of its response.
+pub(crate) async fn api_request(url: &str, is_post: bool, token: Option<&str>, max: usize) -> Result<(u16, Vec<u8>), WireError> {
+    let client = client(&Options::default()).map_err(WireError::Unsendable)?;
+    let mut request = if is_post {
+        client.post(url).header(reqwest::header::CONTENT_TYPE, HeaderValue::from_static(JSON)).body("{}")
+    } else {
+        client.get(url)
+    };
+    if let Some(token) = token {
+        request = request.bearer_auth(token);
+    }
+    let response = request.timeout(API_TIMEOUT).send().await.map_err(send_error)?;
+    let status = response.status().as_u16();
+    Ok((status, whole(response, max).await?))
 }
 
 fn send_error(error: reqwest::Error) -> WireError {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     backoff::{Backoff, random},
-    http::Http,
+    http::{Http, api_request},
     lines::{Lines, Spawn},
     message::Message,
 };

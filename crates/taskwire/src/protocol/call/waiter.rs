@@ -28,6 +28,7 @@ pub(crate) use self::registry::CallRegistry;
 pub(in crate::protocol) use self::registry::DedupeKey;
 use super::{CANCELLED_BY_CALLER, find_tool, hold};
 use crate::{
+    audit,
     engine::{self, CallNote, Continuation, Phase, Run},
     followup,
     protocol::{ByteStreamId, Context, MessageSink, OnSent},
@@ -323,7 +324,7 @@ impl Waiter {
     ) -> Result<Arc<Task>, engine::Error> {
         let waiting = self.0.clone();
         // Spawned, so that a client that hangs up now cannot leave a task that the next call does not find.
-        let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(async move {
+        let making = async move {
             let context = &waiting.context;
             context.calls.recovered().await;
             let fingerprint = spec.fingerprint.clone().unwrap_or_default();
@@ -359,7 +360,8 @@ impl Waiter {
                 return Ok(task);
             }
             Err(engine::Error::Unavailable("calls that are the same end as fast as this one joins them".into()))
-        });
+        };
+        let joined: JoinHandle<Result<_, engine::Error>> = tokio::spawn(audit::sent_from(audit::sender(), making));
         joined.await.map_err(|_| engine::Error::Unavailable("the call could not be made".into()))?
     }
 

@@ -104,6 +104,9 @@ const OF_CALLER: Sql = Sql {
     text: "SELECT id FROM @task WHERE caller = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
     types: &[Type::TEXT, Type::BYTEA, Type::INT8],
 };
+const LATEST: Sql = Sql { text: "SELECT id FROM @task WHERE id < $1 ORDER BY id DESC LIMIT $2", types: &[Type::BYTEA, Type::INT8] };
+const LATEST_OPEN: Sql =
+    Sql { text: "SELECT id FROM @task WHERE ended IS NULL AND id < $1 ORDER BY id DESC LIMIT $2", types: &[Type::BYTEA, Type::INT8] };
 const BY_KEY: Sql =
     Sql { text: "SELECT task FROM @call_key WHERE caller = $1 AND kind = $2 AND key = $3", types: &[Type::TEXT, Type::INT2, Type::TEXT] };
 const SAME_CALLS: Sql = Sql {
@@ -144,6 +147,11 @@ pub(super) fn value_at<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result
 pub(super) fn number_at(row: &Row, index: usize) -> Result<u64, String> {
     let value = value_at::<i64>(row, index)?;
     u64::try_from(value).map_err(|_| format!("{value} cannot be one of its numbers"))
+}
+
+/// What an id must be below to come before this one; without one, what is larger than all ids: it has one byte more than any has.
+fn upper_bound(before: Option<&TaskId>) -> &[u8] {
+    before.map_or(&[0xff; 21][..], |id| &id.as_bytes()[..])
 }
 
 fn ids(rows: &[Row]) -> Result<Vec<TaskId>, Error> {
@@ -389,9 +397,16 @@ impl Reader for PostgresReader {
 
     fn tasks_of<'a>(&'a self, caller: &'a CallerId, before: Option<TaskId>, limit: usize) -> Read<'a, Vec<TaskId>> {
         later(async move {
-            // One byte more than any id has, and larger than all.
-            let before = before.as_ref().map_or(&[0xff; 21][..], |id| &id.as_bytes()[..]);
+            let before = upper_bound(before.as_ref());
             ids(&self.rows(&OF_CALLER, &[&to_text(caller.as_str()), &before, &number(limit as u64)]).await?)
+        })
+    }
+
+    fn latest_tasks(&self, open: bool, before: Option<TaskId>, limit: usize) -> Read<'_, Vec<TaskId>> {
+        later(async move {
+            let before = upper_bound(before.as_ref());
+            let sql = if open { &LATEST_OPEN } else { &LATEST };
+            ids(&self.rows(sql, &[&before, &number(limit as u64)]).await?)
         })
     }
 
