@@ -24,7 +24,7 @@ cargo fmt --all --check
 
 step "lints"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
-for features in client server client,ledger client,oauth client,server oauth-server postgres tls; do
+for features in client server client,ledger client,oauth client,server oauth-server postgres tls traces; do
   cargo clippy -p taskwire --no-default-features --features "$features" --quiet -- -D warnings
 done
 
@@ -44,6 +44,8 @@ without server rustls
 without server ring
 without tls reqwest
 without oauth-server reqwest
+without traces reqwest
+without traces jsonwebtoken
 
 step "unit and integration tests"
 if ! cargo nextest --version >/dev/null 2>&1; then cargo install --quiet --locked cargo-nextest; fi

@@ -235,7 +235,7 @@ impl LiveConfig {
         let config = Config::read(file)?;
         // Keys that need a restart must be right, too, or the next start would fail.
         config.check()?;
-        let secrets: Vec<String> = self.config.auth.variables().collect();
+        let secrets: Vec<String> = self.config.secret_variables().collect();
         let definitions = config.definitions(&secrets)?;
         // A server without TLS needs a restart for it.
         let tls = if self.tls.is_some() { config.read_tls()? } else { None };

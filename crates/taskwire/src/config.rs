@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "traces")]
+use crate::traces::Traces;
 use crate::{
     auth::{Authenticate, Callers},
     engine,
@@ -69,6 +71,9 @@ pub struct Config {
     pub http: HttpConfig,
     /// Whether callers can read `/metrics`, which says what the server counts.
     pub metrics: bool,
+    /// Where traces are sent; nowhere if absent.
+    #[cfg(feature = "traces")]
+    pub traces: Option<Traces>,
     /// Settings for clients that open a session.
     pub legacy: LegacyConfig,
 }
@@ -103,6 +108,8 @@ impl Default for Config {
             auth: Arc::new(Callers::default()),
             http: HttpConfig::default(),
             metrics: true,
+            #[cfg(feature = "traces")]
+            traces: None,
             legacy: LegacyConfig::default(),
         }
     }

@@ -33,7 +33,8 @@
 //! # Features
 //! All but the last are there by default. `client` · `ledger`: the client's record on disk, in SQLite · `oauth`: its sign-ins · `server`: all else but
 //! forms and clocks, which both sides need · `oauth-server`: tokens that others issue for a server · `postgres`: a store that servers share ·
-//! `tls`: TLS by the server itself · `oauth-extensions`: more ways to sign in, and a second cryptographic library.
+//! `tls`: TLS by the server itself · `traces`: spans for a collector of OpenTelemetry · `oauth-extensions`: more ways to sign in, and a second
+//! cryptographic library.
 
 #[cfg(feature = "server")]
 mod audit;
@@ -53,6 +54,8 @@ mod followup;
 pub mod form;
 #[cfg(feature = "server")]
 mod metrics;
+#[cfg(any(feature = "oauth-server", feature = "traces"))]
+mod outbound;
 #[cfg(feature = "server")]
 mod owned_files;
 #[cfg(feature = "server")]
@@ -67,6 +70,9 @@ pub mod store;
 mod testing;
 #[cfg(feature = "server")]
 pub mod tool;
+#[cfg(feature = "server")]
+#[cfg_attr(not(feature = "traces"), expect(dead_code, reason = "nothing begins a trace then"))]
+mod traces;
 #[cfg(feature = "server")]
 mod transport;
 #[cfg(feature = "server")]

@@ -4,6 +4,7 @@ use std::{fmt, net::IpAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use clap::Args;
 use taskwire::client::{self, Bearer, Client, ClientCapabilities, Credentials, Era, Ledger, Options, Target, Timing};
+use taskwire_core::TraceContext;
 use tokio::time::timeout;
 
 use super::{
@@ -72,6 +73,8 @@ pub(crate) struct ConnectionNeeds {
     pub(crate) era: Option<Era>,
     /// The session that the task is bound to, if any.
     pub(crate) session: Option<String>,
+    /// Where in a trace the calls belong, if anywhere.
+    pub(crate) trace: Option<TraceContext>,
     /// Whether output is wanted while it is produced.
     pub(crate) stream: bool,
     /// Whether nobody may be asked anything.
@@ -147,6 +150,7 @@ impl ConnectionArgs {
             // This client has no language model.
             capabilities: ClientCapabilities { form: true, url: true, sampling: false, roots: None },
             stream_output: needs.stream,
+            trace: needs.trace,
             ledger: needs.ledger.map(|ledger| Arc::new(ledger) as Arc<dyn client::CallRecorder>),
             timing,
             ..Options::default()

@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 use taskwire::client::ToolInfo;
+use taskwire_core::{TraceContext, TraceParent};
 
 use super::tools;
 use crate::{
@@ -86,6 +87,9 @@ pub(crate) struct Call {
     /// Let the first Ctrl-C cancel the call, and not only the second
     #[arg(long)]
     cancel_on_interrupt: bool,
+    /// Where in a trace the call belongs, as W3C Trace Context has it [default: $TRACEPARENT, with $TRACESTATE]
+    #[arg(long, value_name = "TRACEPARENT")]
+    traceparent: Option<TraceParent>,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
@@ -105,7 +109,7 @@ impl Call {
                 None
             }
         };
-        let needs = ConnectionNeeds { ledger, stream: !self.no_stream, ..user.connection_needs() };
+        let needs = ConnectionNeeds { ledger, trace: self.trace(), stream: !self.no_stream, ..user.connection_needs() };
         let connecting = async {
             let client = self.connection.open(&server, needs).await?;
             let tools = client.tools().await?;
@@ -127,6 +131,17 @@ impl Call {
         };
         let call = client.prepare(tool_name, args)?;
         CallFollower::new(&user, &client, &call, options)?.show(client.send(call)).await
+    }
+}
+
+impl Call {
+    /// Where in a trace the call belongs. What the environment says badly counts as nothing: it is not this user's mistake.
+    fn trace(&self) -> Option<TraceContext> {
+        let variable = |name| std::env::var(name).ok();
+        match self.traceparent {
+            Some(parent) => Some(parent.into()),
+            None => TraceContext::read(&variable("TRACEPARENT")?, variable("TRACESTATE").as_deref()),
+        }
     }
 }
 

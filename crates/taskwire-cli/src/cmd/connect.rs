@@ -129,7 +129,7 @@ impl Connect {
         let mut notes = Vec::new();
         let transport = if self.stdio || client.is_stdio_only() {
             let (file, config) = read_config(self.config.as_deref())?;
-            let variables: Vec<String> = config.auth.variables().map(|name| format!("${name}")).collect();
+            let variables: Vec<String> = config.secret_variables().map(|name| format!("${name}")).collect();
             if !variables.is_empty() {
                 notes.push(format!(
                     "the server takes tokens from {}: {} must have that in its environment",

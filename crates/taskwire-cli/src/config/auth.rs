@@ -132,7 +132,7 @@ pub(super) struct SecretSources<'a> {
 
 impl SecretSources<'_> {
     /// The secret that a text stands for: itself, a variable's value or a file's content. The error does not repeat a secret.
-    fn read(&self, text: &str) -> Result<String, String> {
+    pub(super) fn read(&self, text: &str) -> Result<String, String> {
         let secret = match text.split_once(':') {
             Some(("env", "")) => return Err("`env:` needs the name of a variable after it".to_owned()),
             Some(("env", name)) => (self.variable)(name).ok_or_else(|| format!("it is to come from ${name}, which is not set"))?,
@@ -146,7 +146,7 @@ impl SecretSources<'_> {
 }
 
 /// The variable that a text names instead of a secret.
-fn variable(text: &str) -> Option<&str> {
+pub(super) fn variable(text: &str) -> Option<&str> {
     text.strip_prefix("env:")
 }
 

@@ -59,7 +59,8 @@ fn flat(text: &str) -> BTreeMap<String, toml::Value> {
 
 /// The effect of a file with this key alone; `None` if that cannot be told.
 fn effect(key: &str, value: Option<&toml::Value>) -> Option<String> {
-    if key.starts_with("auth.") {
+    // Values of these may be secrets, or mean something only together.
+    if key.starts_with("auth.") || key.starts_with("traces.") {
         return None;
     }
     let text = value.map(|value| format!("{key} = {value}")).unwrap_or_default();
@@ -91,6 +92,8 @@ mod tests {
         assert_eq!(keys(old, ""), ["auth.tokens", "http.connections", "listen"], "what was taken away counts");
         assert_eq!(keys("", old), ["auth.tokens", "http.connections", "listen"]);
         assert_eq!(keys(old, &old.replace("\"a\", caller", "\"c\", caller")), ["auth.tokens"]);
+        let traces = "[traces]\nendpoint = \"http://a\"\nsample = 0.5\nheaders = { A = \"b\" }\n";
+        assert_eq!(keys(traces, &traces.replace("0.5", "0.1").replace("\"b\"", "\"c\"")), ["traces.headers.A", "traces.sample"]);
         assert_eq!(keys("", "data = \"b\"\ndemo = true\ninline_bytes = 32768\n[[tool]]\nname = \"a\"\ncommand = [\"true\"]"), [""; 0]);
         assert_eq!(keys("", "hold = \"45s\"\npage_len = 250\nlisten = \"127.0.0.1:8787\""), [""; 0], "these are the defaults");
         assert_eq!(keys("hold = \"60s\"", "hold = \"1m\""), [""; 0], "the same in other words");

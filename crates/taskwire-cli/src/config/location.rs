@@ -75,7 +75,8 @@ pub(crate) fn complaint(text: &str, span: Option<Range<usize>>, message: &str) -
     let (number, column) = line_and_column(text, span.start);
     let content = text.split('\n').nth(number - 1).unwrap_or_default().trim_end_matches('\r');
     let location = format!("line {number}, column {column}");
-    if content.contains("token") || content.contains("secret") {
+    let lower = content.to_lowercase();
+    if ["token", "secret", "headers", "authorization"].iter().any(|word| lower.contains(word)) {
         return format!("{location}\n{message}");
     }
     // Of a very long line, show what is around the location.

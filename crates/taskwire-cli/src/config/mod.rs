@@ -15,6 +15,7 @@ mod store;
 mod time;
 mod tls;
 mod tool;
+mod traces;
 
 use std::{
     collections::BTreeSet,
@@ -42,6 +43,7 @@ pub(crate) use store::{OpenedStore, Secret, StoreKind};
 use time::{Span, SpanOrForever, SpanOrNever};
 use tls::TlsTable;
 use tool::{FileDefaults, ToolTable};
+use traces::TracesTable;
 
 use crate::logging::LogFormat;
 
@@ -134,6 +136,7 @@ pub(crate) struct Config {
     pub(crate) auth: AuthTable,
     pub(crate) metrics: MetricsTable,
     pub(crate) audit: AuditTable,
+    traces: TracesTable,
     tool: Vec<ToolTable>,
     /// The file that this was read from.
     #[serde(skip)]
@@ -184,6 +187,7 @@ impl Default for Config {
             auth: AuthTable::default(),
             metrics: MetricsTable::default(),
             audit: AuditTable::default(),
+            traces: TracesTable::default(),
             tool: Vec::new(),
             source: Source::default(),
         }
@@ -300,7 +304,7 @@ impl Config {
             return Ok(Vec::new());
         }
         let current = std::env::current_dir()?;
-        let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.auth.variables()).collect();
+        let secrets: BTreeSet<String> = secrets.iter().cloned().chain(self.secret_variables()).collect();
         let secrets: Vec<String> = secrets.into_iter().collect();
         // Without a slash at its end, however the file was named: a reloaded tool must compare as equal.
         let dir: PathBuf = std::path::absolute(current.join(base(&self.source.path)))?.components().collect();
@@ -317,6 +321,11 @@ impl Config {
             definitions.push(definition);
         }
         Ok(definitions)
+    }
+
+    /// The environment variables that secrets come from.
+    pub(crate) fn secret_variables(&self) -> impl Iterator<Item = String> {
+        self.auth.variables().chain(self.traces.variables())
     }
 
     /// Refuses a name that is taken.
@@ -431,6 +440,8 @@ impl Config {
         self.check_tls()?;
         config.metrics = self.metrics.is_enabled();
         self.metrics.address().map_err(|message| self.refuse(&["metrics", "listen"], &message))?;
+        config.traces =
+            self.traces.resolve(secrets).map_err(|(key, why)| self.refuse(&["traces", key], &format!("`traces.{key}` {why}")))?;
         check(&config).map_err(|(key, reason)| {
             let path: Vec<&str> = key.split('.').collect();
             self.refuse(&path, &format!("`{key}` {reason}"))

@@ -77,6 +77,7 @@ fn the_help_of_call_names_every_option_and_every_kind_of_argument() {
         "--json",
         "--no-stream",
         "--cancel-on-interrupt",
+        "--traceparent <TRACEPARENT>",
         "--token <TOKEN>",
         "--oauth",
         "--header <'NAME: VALUE'>",

@@ -29,6 +29,7 @@ mod terminal;
 mod testing;
 mod tls;
 mod tools;
+mod traces;
 mod user;
 mod watch;
 mod window;

@@ -15,6 +15,7 @@ use super::{
     postgres::PostgresTable,
     tls::TlsTable,
     tool::ToolTable,
+    traces::TracesTable,
 };
 use crate::{
     client::client_config::{ConfigFile, ServerSettings},
@@ -131,6 +132,12 @@ const AUDIT: &str = "
 [Operating](operating.md#audit-log) says what is in it.
 ";
 
+const TRACES: &str = "
+## `[traces]`
+
+[Operating](operating.md#traces) says what is traced.
+";
+
 const TOOL: &str = "
 ## `[[tool]]`
 
@@ -241,6 +248,7 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "usize" | "u64" if name.contains("bytes") && name.ends_with("_per_second") => "bytes per second",
         "usize" | "u64" if name.contains("bytes") => "bytes",
         "usize" | "u64" => "number",
+        "f64" => "number from 0 to 1",
         "Value" => "several kinds",
         "Secret" if name == "store" => "`\"\"`, `\"memory:\"` or a URL",
         "Secret" if name.ends_with("url") => "URL",
@@ -249,7 +257,7 @@ fn kind<T: DeserializeOwned>(name: &str, field: &str) -> String {
         "Vec<i32>" => "list of numbers",
         "Vec<Value>" => "list",
         "BTreeMap<String, Vec<String>>" => "table of lists",
-        "Map<String, Value>" | "BTreeMap<String, String>" => "table",
+        "Map<String, Value>" | "BTreeMap<String, String>" | "BTreeMap<String, Secret>" => "table",
         words => return words_of::<T>(name, words),
     };
     kind.to_owned()
@@ -275,7 +283,7 @@ fn add(page: &mut String, words: &str, keys: &[Key]) {
 }
 
 /// The tables of the server's file, each with the words before it and the line that opens it.
-fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 8] {
+fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 9] {
     [
         (SERVER, "", keys::<Config>(SERVER_SOURCE, "Config")),
         (LIMITS, "[limits]\n", keys::<LimitsTable>(include_str!("../../src/config/limits.rs"), "LimitsTable")),
@@ -284,6 +292,7 @@ fn server_tables() -> [(&'static str, &'static str, Vec<Key>); 8] {
         (LEGACY, "[legacy]\n", keys::<LegacyTable>(SERVER_SOURCE, "LegacyTable")),
         (METRICS, "[metrics]\n", keys::<MetricsTable>(include_str!("../../src/config/metrics.rs"), "MetricsTable")),
         (AUDIT, "[audit]\n", keys::<AuditTable>(include_str!("../../src/config/audit.rs"), "AuditTable")),
+        (TRACES, "[traces]\n", keys::<TracesTable>(include_str!("../../src/config/traces.rs"), "TracesTable")),
         (AUTH, "[auth]\n", keys::<AuthTable>(AUTH_SOURCE, "AuthTable")),
     ]
 }

@@ -15,6 +15,7 @@ use crate::{
     limits::Limits,
     payload::Payload,
     time::Timestamp,
+    trace::TraceContext,
 };
 
 /// About how many bytes a new task takes in the store.
@@ -138,6 +139,9 @@ pub struct Spec {
     /// Whether its output is its result: what it returned but did not write is added at its end, and so is the error if it fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_is_result: bool,
+    /// Where in a trace the call that made it belongs: all attempts do, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceContext>,
 }
 
 impl Spec {
@@ -163,6 +167,7 @@ impl Spec {
             outbox: None,
             origin: None,
             output_is_result: false,
+            trace: None,
         }
     }
 }
@@ -178,6 +183,7 @@ impl Spec {
             + text(&self.fingerprint)
             + text(&self.linger_key)
             + origin
+            + self.trace.as_ref().map_or(0, TraceContext::bytes)
     }
 }
 

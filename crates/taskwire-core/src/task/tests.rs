@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::{Attempt, CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, Version};
+use crate::{Attempt, CallerId, Epoch, Limits, Payload, QuestionKey, Seq, SessionId, TaskId, Timestamp, TraceContext, Version};
 
 const LIMITS: Limits = Limits {
     chunk_bytes: 40,
@@ -398,7 +398,12 @@ fn stored_shapes_stay_as_they_are() {
         accepts: AcceptedQuestions { sampling: true, sampling_tools: true, ..AcceptedQuestions::default() },
         ..spec()
     };
+    let traced = Spec { trace: TraceContext::read("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Some("a=1")), ..spec() };
     let events = [
+        (
+            Event::Created { spec: Arc::new(traced), arguments: json!({}).into(), epoch: Epoch(1), continuation: None, spent_ms: 0 },
+            r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"fail","attempts_max":3,"retention_ms":1000,"accepts":{"elicit_form":false,"elicit_url":false,"sampling":false,"roots":false},"trace":{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01","tracestate":"a=1"}},"request":{},"epoch":1}}"#,
+        ),
         (
             Event::Created { spec: Arc::new(followed), arguments: json!({}).into(), epoch: Epoch(1), continuation: None, spent_ms: 0 },
             r#"{"created":{"spec":{"caller":"me","tool":"tool","on_interrupt":"fail","attempts_max":3,"retention_ms":1000,"accepts":{"elicit_form":false,"elicit_url":false,"sampling":true,"sampling_tools":true,"roots":false},"follower":{"session":"s","output":true},"origin":{"o":1},"output_is_result":true},"request":{},"epoch":1}}"#,

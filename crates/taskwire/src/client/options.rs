@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
+use taskwire_core::TraceContext;
 
 use super::{Answer, CallRecorder, Era, Error, Question};
 use crate::clock::{Clock, SystemClock};
@@ -35,6 +36,8 @@ pub struct Options {
     pub question_handler: Option<Arc<dyn QuestionHandler>>,
     /// Whether the client asks for output while the tool runs.
     pub stream_output: bool,
+    /// Where in a trace the calls belong: sent with each, so that the server and its tools go on with the trace.
+    pub trace: Option<TraceContext>,
     /// Keeps started tasks and sent answers; a `Ledger` (feature `ledger`) is one.
     pub ledger: Option<Arc<dyn CallRecorder>>,
     /// How much the client accepts.
@@ -59,10 +62,23 @@ impl Default for Options {
             capabilities: ClientCapabilities::default(),
             question_handler: None,
             stream_output: true,
+            trace: None,
             ledger: None,
             limits: Limits::default(),
             timing: Timing::default(),
             clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+impl Options {
+    /// Adds the place in a trace to the `_meta` of a request.
+    pub(crate) fn add_trace(&self, meta: &mut Value) {
+        if let Some(TraceContext { parent, state }) = &self.trace {
+            meta["traceparent"] = parent.to_string().into();
+            if let Some(state) = state {
+                meta["tracestate"] = Value::from(&**state);
+            }
         }
     }
 }

@@ -44,6 +44,9 @@ pub(super) const TASK_VARIABLE: &str = "TASKWIRE_TASK";
 /// The variable with the job's directory: the process finds its task there, and the server finds the process by it.
 pub(super) const DIR_VARIABLE: &str = "TASKWIRE_TASK_DIR";
 
+/// The variables that tell a process of a command where in a trace it is.
+pub(super) const TRACE_VARIABLES: [&str; 2] = ["TRACEPARENT", "TRACESTATE"];
+
 /// Whether and how standard error is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

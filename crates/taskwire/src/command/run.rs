@@ -10,6 +10,7 @@ mod restart;
 mod slot;
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -36,7 +37,7 @@ use self::{
 use super::{
     ActiveGuard, Commands,
     concurrency::Slot,
-    definition::{CompiledDefinition, Definition, Format, Inherit, Leftovers},
+    definition::{CompiledDefinition, Definition, Format, Inherit, Leftovers, TRACE_VARIABLES},
     journal::{self, JobEnd},
     messages::{self, FromSupervisor, ToSupervisor},
     parser::OutputSettings,
@@ -282,6 +283,11 @@ impl CommandRun {
         };
         // If its parameter is absent, the variable is removed, even if the server's own environment has it.
         let unset: Vec<&String> = definition.env.keys().filter(|name| !filled.env.contains_key(*name)).collect();
+        // The server's own place in a trace is not the command's.
+        let of_server = TRACE_VARIABLES.map(ToOwned::to_owned);
+        let remove_env = definition.remove_env.iter().chain(unset).chain(&of_server).cloned().collect();
+        let mut env = filled.env;
+        self.add_trace(&mut env);
         let job = Job {
             version: 1,
             task: self.run.id().to_string(),
@@ -289,9 +295,9 @@ impl CommandRun {
             tool: definition.name.clone(),
             argv: filled.argv,
             cwd: definition.cwd.clone(),
-            env: filled.env,
+            env,
             inherit_env: inherit,
-            remove_env: definition.remove_env.iter().chain(unset).cloned().collect(),
+            remove_env,
             stdin: filled.stdin.is_some(),
             stderr: definition.stderr,
             pty: definition.pty,
@@ -305,6 +311,16 @@ impl CommandRun {
             program_dir: std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned)),
         };
         Ok((job, filled.stdin))
+    }
+
+    /// Tells the command where in a trace it is, unless its tool says so itself.
+    fn add_trace(&self, env: &mut BTreeMap<String, String>) {
+        let [parent, state] = TRACE_VARIABLES;
+        let Some(parent_value) = self.ctx.traceparent().filter(|_| !env.contains_key(parent)) else { return };
+        env.insert(parent.to_owned(), parent_value);
+        if let Some(value) = self.ctx.tracestate() {
+            env.entry(state.to_owned()).or_insert_with(|| value.to_owned());
+        }
     }
 
     /// Imports the journal and relays questions until the command has ended or is lost.

@@ -60,6 +60,7 @@ use crate::{
     clock::{Clock, new_task_id},
     metrics::{Feed, Metrics},
     store::{self, NodeInfo, Reader, SessionChange, Store},
+    traces::Tracer,
     wakeup::{WakeUps, Watch},
 };
 
@@ -179,6 +180,8 @@ struct Inner {
     away: away::Away,
     metrics: Arc<Metrics>,
     known_nodes: observe::KnownNodes,
+    /// None if nothing is traced.
+    tracer: OnceLock<Tracer>,
     secret: [u8; 32],
     runs: runs::Runs,
     timers: Arc<timers::Timers>,
@@ -246,6 +249,7 @@ impl Engine {
             runs: runs::Runs::new(metrics.clone()),
             metrics,
             known_nodes: observe::KnownNodes::default(),
+            tracer: OnceLock::new(),
             timers: Arc::default(),
             recovery_began: AtomicBool::new(false),
             note_senders: Mutex::default(),

@@ -1,7 +1,7 @@
 //! What the engine counts while it works, and what can be read of it at any moment.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -14,6 +14,7 @@ use super::{Engine, Error, Receipt};
 use crate::{
     metrics::{Metrics, Readings},
     store::{self, NodeInfo, TaskWrite, Written},
+    traces::Tracer,
 };
 
 /// How long the nodes are not read again.
@@ -71,6 +72,24 @@ impl Engine {
         &self.0.metrics
     }
 
+    /// What decides which requests are traced; none if nothing is.
+    pub(crate) fn tracer(&self) -> Option<&Tracer> {
+        self.0.tracer.get()
+    }
+
+    /// Traces from now on. Call it before anything runs.
+    #[cfg(feature = "traces")]
+    pub(crate) fn set_tracer(&self, tracer: Tracer) {
+        let _ = self.0.tracer.set(tracer);
+    }
+
+    /// Sends the spans that there are, as far as that is soon done.
+    pub(crate) async fn flush_traces(&self) {
+        if let Some(tracer) = self.tracer() {
+            tracer.flush().await;
+        }
+    }
+
     /// What can be read of the engine just now. It does not wait for a store that cannot be reached.
     pub(crate) async fn readings(&self) -> Readings {
         let (space, queue) = (self.0.reader.space(), &self.0.queue);
@@ -85,6 +104,8 @@ impl Engine {
             lease_left: self.0.cluster.as_ref().map(|membership| membership.lease_left()),
             nodes: self.count_nodes().await,
             audit_lost: self.audit_lost(),
+            spans_sent: self.tracer().map_or(0, |tracer| tracer.counts().sent.load(Ordering::Relaxed)),
+            spans_dropped: self.tracer().map_or(0, |tracer| tracer.counts().dropped.load(Ordering::Relaxed)),
             ..Readings::default()
         }
     }

@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use taskwire_core::task::{Outcome, Spec, Task};
+use taskwire_core::{
+    task::{Outcome, Spec, Task},
+    trace::TraceId,
+};
+use tracing::field::{DisplayValue, display};
 
 /// Characters of an error that a line has at most.
 const WHY_MAX: usize = 200;
@@ -13,27 +17,32 @@ pub(super) fn call_ended(spec: &Spec, task: Option<&Task>, took: Duration, outco
     }
     let (caller, tool) = (spec.caller.as_str(), &*spec.tool);
     let took = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
-    let how = how(outcome);
+    let (how, trace) = (how(outcome), trace_of(spec));
     match task {
-        Some(Task { id, attempt, .. }) => tracing::info!(caller, tool, task = %id, attempt = attempt.0, ?took, how, "call ended"),
-        None => tracing::info!(caller, tool, ?took, how, "call ended"),
+        Some(Task { id, attempt, .. }) => tracing::info!(caller, tool, task = %id, attempt = attempt.0, trace, ?took, how, "call ended"),
+        None => tracing::info!(caller, tool, trace, ?took, how, "call ended"),
     }
 }
 
 /// A task that an earlier start of the server left open was recovered: it is run again, or is lost.
 pub(super) fn task_recovered(task: &Arc<Task>) {
     let Task { id, attempt, spec, outcome, .. } = &**task;
-    let (caller, tool, attempt) = (spec.caller.as_str(), &*spec.tool, attempt.0);
+    let (caller, tool, attempt, trace) = (spec.caller.as_str(), &*spec.tool, attempt.0, trace_of(spec));
     match outcome {
-        None => tracing::info!(caller, tool, task = %id, attempt, "task recovered: it goes on"),
-        Some(outcome) => tracing::warn!(caller, tool, task = %id, attempt, how = how(outcome), "task lost: it was interrupted"),
+        None => tracing::info!(caller, tool, task = %id, attempt, trace, "task recovered: it goes on"),
+        Some(outcome) => tracing::warn!(caller, tool, task = %id, attempt, trace, how = how(outcome), "task lost: it was interrupted"),
     }
 }
 
 /// A task that waited for a slot on another node goes on here.
 pub(super) fn task_taken(task: &Arc<Task>) {
-    let (caller, tool, attempt) = (task.spec.caller.as_str(), &*task.spec.tool, task.attempt.0);
-    tracing::info!(caller, tool, task = %task.id, attempt, "task taken: it waited for a slot on another node");
+    let (caller, tool, attempt, trace) = (task.spec.caller.as_str(), &*task.spec.tool, task.attempt.0, trace_of(&task.spec));
+    tracing::info!(caller, tool, task = %task.id, attempt, trace, "task taken: it waited for a slot on another node");
+}
+
+/// The trace that the call belongs to, if any, for a line of the log.
+fn trace_of(spec: &Spec) -> Option<DisplayValue<TraceId>> {
+    spec.trace.as_ref().map(|context| display(context.parent.trace))
 }
 
 /// How it ended, in a few words.

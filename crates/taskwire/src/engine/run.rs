@@ -5,6 +5,7 @@
 //! task's first commit.
 
 mod output;
+mod trace;
 
 use std::{
     any::Any,
@@ -23,10 +24,12 @@ use taskwire_core::{
     task::{
         Authority, Command, Event, NewTask, Outcome, Progress, Reject, RpcError, Spec, Task, check_status, limit_result, timed_out, wants,
     },
+    trace::TraceContext,
     wire::code,
 };
 use tokio::sync::{Mutex, mpsc, oneshot};
 
+use self::trace::RunTrace;
 use super::{
     Engine, Error, Receipt, TaskRequest, WriterRequest,
     exchange::{CallNote, Continuation, Phase, RunEnd},
@@ -72,6 +75,7 @@ pub struct Run {
     counted: std::sync::Mutex<Option<Counted>>,
     /// How many blocks at the beginning of the result only repeat what was written.
     repeated_blocks: AtomicUsize,
+    trace: RunTrace,
 }
 
 impl std::fmt::Debug for Run {
@@ -94,6 +98,7 @@ impl Run {
             sender: audit::sender(),
             began: engine.0.clock.now(),
             counted: std::sync::Mutex::new(Some(engine.metrics().run_in_memory())),
+            trace: RunTrace::begin(&engine, &spec, Attempt(1)),
             engine,
             spec,
             arguments: request,
@@ -150,6 +155,12 @@ impl Run {
     /// Replaces what the caller sent along: it answered another round of questions.
     pub fn set_continuation(&self, resumed: Continuation) {
         *self.continuation.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
+    }
+
+    /// Where in a trace its work belongs, if anywhere.
+    #[must_use]
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.trace.context().or(self.spec.trace.as_ref())
     }
 
     /// What the last attempt saved.
@@ -336,6 +347,7 @@ impl Run {
             return Err(error);
         }
         self.settle(Phase::Task(id));
+        self.trace.event("task created");
         // A status that was reported while the task was being made goes before any later one.
         let queue_permit = self.engine.0.queue.reserve().await;
         {
@@ -368,7 +380,12 @@ impl Run {
         if self.stop.is_abandoned() {
             return Err(Reject::Stale(self.attempt).into());
         }
-        self.engine.submit(id, Authority::Attempt(self.attempt), command).await
+        let event = RunTrace::event_of(&command);
+        let submitted = self.engine.submit(id, Authority::Attempt(self.attempt), command).await;
+        if let (Some(event), Ok(Receipt { changed: true, .. })) = (event, &submitted) {
+            self.trace.event(event);
+        }
+        submitted
     }
 
     /// Promotes a run that is about to fail, if it has written something: its output may explain the failure.
@@ -399,9 +416,13 @@ impl Run {
                     let outcome = if self.spec.output_is_result { self.result_with_output(outcome).await } else { outcome };
                     let outcome = limit_result(outcome, self.engine.limits());
                     operator_log::call_ended(&self.spec, None, self.engine.0.clock.now().since(self.began), &outcome);
+                    self.trace.ended(None, &outcome);
                     RunEnd::Outcome(outcome)
                 }
-                suspended @ RunEnd::Suspended(_) => suspended,
+                suspended @ RunEnd::Suspended(_) => {
+                    self.trace.ended_as("suspended");
+                    suspended
+                }
             };
             self.settle(Phase::Done(end));
             return;
@@ -427,9 +448,9 @@ impl Run {
             (_, outcome) => outcome,
         };
         match self.submit_to(id, Command::Finish { chunks, outcome }).await {
-            Ok(_) => {}
+            Ok(Receipt { task, .. }) => task.outcome.iter().for_each(|outcome| self.trace.ended(Some(id), outcome)),
             // The task was cancelled, timed out or got a later attempt meanwhile: the first end wins.
-            Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => {}
+            Err(Error::Rejected(Reject::Ended | Reject::Stale(_) | Reject::NotFound)) => self.trace.ended_as("stopped"),
             Err(error) => tracing::error!(task = %id, %error, "the end of a task could not be stored"),
         }
     }
@@ -469,6 +490,7 @@ pub(super) async fn execute(run: Arc<Run>) {
         () = stopped => {
             if run.stop.is_abandoned() {
                 // Another attempt may run: this one ends at once, and changes nothing.
+                run.trace.ended_as("abandoned");
                 return;
             }
             tracing::warn!(tool = %run.spec.tool, "the tool did not stop in time and was dropped");
@@ -550,6 +572,7 @@ async fn prepare_attempt(
         guard: std::sync::Mutex::default(),
         counted: std::sync::Mutex::default(),
         repeated_blocks: AtomicUsize::new(0),
+        trace: RunTrace::begin(engine, &task.spec, attempt),
     });
     // All this took a while: the attempt may not be wanted any more, and the node may have been stopped.
     while !run.is_stopped() && engine.0.cluster.as_ref().is_some_and(|membership| !membership.has_lease()) {

@@ -19,6 +19,7 @@ pub(super) fn write(metrics: &Metrics, readings: &Readings) -> String {
     write_requests(&mut text, metrics, readings);
     write_audit(&mut text, readings);
     write_nodes(&mut text, readings);
+    write_traces(&mut text, readings);
     write_process(&mut text, metrics);
     text.into_text()
 }
@@ -135,6 +136,12 @@ fn write_nodes(text: &mut Exposition, readings: &Readings) {
     text.gauge("taskwire_epoch", "The number of this start; 0 while this node has no lease.").sample(&[], readings.epoch);
     let lease = readings.lease_left.map(|left| left.as_secs_f64());
     text.gauge("taskwire_lease_remaining_seconds", "How much is left of the lease of this node.").sample_if_any(lease);
+}
+
+fn write_traces(text: &mut Exposition, readings: &Readings) {
+    text.counter("taskwire_spans_sent_total", "Spans of traces that the collector took.").sample(&[], readings.spans_sent);
+    let dropped = "Spans that the collector did not take, or not in time.";
+    text.counter("taskwire_spans_dropped_total", dropped).sample(&[], readings.spans_dropped);
 }
 
 fn write_process(text: &mut Exposition, metrics: &Metrics) {

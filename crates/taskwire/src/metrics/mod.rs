@@ -93,6 +93,10 @@ pub(crate) struct Readings {
     pub(crate) sessions: usize,
     pub(crate) connections: usize,
     pub(crate) body_bytes: usize,
+    /// Spans that a collector took.
+    pub(crate) spans_sent: u64,
+    /// Spans that no collector took in time.
+    pub(crate) spans_dropped: u64,
 }
 
 impl fmt::Debug for Metrics {

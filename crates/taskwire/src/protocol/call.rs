@@ -13,6 +13,7 @@ use serde_json::{Value, value::RawValue};
 use taskwire_core::{
     CallerId, Payload,
     task::{AcceptedQuestions, Spec},
+    trace::TraceContext,
     wire::RequestId,
 };
 
@@ -52,6 +53,8 @@ pub(super) struct CallOptions<'a> {
     pub(super) caller: &'a CallerId,
     pub(super) accepts: AcceptedQuestions,
     pub(super) idempotency_key: Option<&'a str>,
+    /// Where in a trace the call belongs, if anywhere.
+    pub(super) trace: Option<&'a TraceContext>,
 }
 
 /// What the tool and the configuration fix about the task that a call may become.
@@ -69,6 +72,7 @@ pub(super) fn spec(context: &Context, tool: &ReadyTool, wanted: &CallOptions<'_>
         overflow: policy.overflow,
         idempotency_key: wanted.idempotency_key.map(Into::into),
         accepts: wanted.accepts,
+        trace: wanted.trace.cloned(),
         ..Spec::new(wanted.caller.clone(), &tool.0.name)
     })
 }

@@ -22,6 +22,7 @@ pub(crate) mod router;
 mod sink;
 mod task_list;
 mod task_status;
+mod trace;
 
 /// Extension: a call that is sent twice under one key runs once. The server names it only to a client that declares it.
 const IDEMPOTENCY: &str = "dev.taskwire/idempotency";
@@ -64,3 +65,4 @@ pub(crate) use peer::{LastStatus, Peer};
 pub(crate) use reply::{Fault, OnSent, Reply};
 pub(crate) use reply_budget::ReplyBudget;
 pub(crate) use sink::{ByteStreamId, ClientGone, Framing, MessageSink};
+pub(crate) use trace::{RequestSpan, TRACEPARENT, TRACESTATE, TraceHeaders};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::{HeaderMap, header::ACCEPT};
 use taskwire_core::wire::IncomingMessage;
 
-use super::{Context, Era, MessageSink, Peer, Reply, legacy, modern};
+use super::{Context, Era, MessageSink, Peer, Reply, TraceHeaders, legacy, modern};
 use crate::auth::Identity;
 
 pub(crate) const VERSION: &str = "mcp-protocol-version";
@@ -44,7 +44,8 @@ pub(crate) async fn respond(context: &Arc<Context>, era: Era, message: &Incoming
 
 /// What the headers say of a session; `events` says whether the client accepts an event stream as the response.
 pub(crate) fn session_channel(headers: &HeaderMap, events: bool) -> legacy::Channel<'_> {
-    legacy::Channel::Http { session: text(headers, legacy::SESSION_ID), version: text(headers, VERSION), accepts_sse: events }
+    let (session, version) = (text(headers, legacy::SESSION_ID), text(headers, VERSION));
+    legacy::Channel::Http { session, version, accepts_sse: events, trace: TraceHeaders::of(headers) }
 }
 
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

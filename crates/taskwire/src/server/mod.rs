@@ -11,6 +11,8 @@ use tokio::{
 
 #[cfg(feature = "oauth-server")]
 pub use crate::auth::{Introspection, InvalidIssuer, Issuer, Issuers};
+#[cfg(feature = "traces")]
+pub use crate::traces::Traces;
 pub use crate::transport::bridge::{Bridge, Dial};
 #[cfg(feature = "tls")]
 pub use crate::transport::tls::{InvalidTls, Tls, TlsSettings};
@@ -66,6 +68,10 @@ impl Server {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, store::Error> {
         let engine = Engine::start(store, clock, config.engine.clone())?;
+        #[cfg(feature = "traces")]
+        if let Some(traces) = &config.traces {
+            engine.set_tracer(crate::traces::Tracer::start(traces, engine.clock()));
+        }
         let provider: Arc<dyn Provider> = Arc::new(provider);
         let draining = watch::Sender::new(false);
         let settings = followup::Settings { hold: config.hold, output_bytes: config.inline_bytes, draining: draining.subscribe() };
@@ -143,10 +149,12 @@ impl Server {
         shutdown: impl Future<Output = ()>,
     ) -> std::io::Result<()> {
         self.recover();
-        tokio::select! {
+        let ended = tokio::select! {
             result = transport::stdio::run(self.0.context.clone(), input, output, shutdown) => result,
             reason = self.0.context.engine.failed() => Err(std::io::Error::other(format!("the store failed: {reason}"))),
-        }
+        };
+        self.0.context.engine.flush_traces().await;
+        ended
     }
 
     /// Serves processes of the same user that join this server, on a socket that nobody else can open, until `shutdown` is ready. Then
@@ -219,5 +227,6 @@ impl Server {
             () = drain_timeout => tracing::warn!(running = self.0.context.engine.running(), "still running: taken over by the next start"),
         }
         self.leave().await;
+        self.0.context.engine.flush_traces().await;
     }
 }

@@ -138,6 +138,19 @@ impl Ctx {
         self.0.attempt().0
     }
 
+    /// Where in a trace the work belongs, for what it calls in turn: the value of a `traceparent` header (W3C Trace Context). None if the
+    /// call belongs to no trace.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<String> {
+        self.0.trace().map(|context| context.parent.to_string())
+    }
+
+    /// The `tracestate` that goes with it, if there is one.
+    #[must_use]
+    pub fn tracestate(&self) -> Option<&str> {
+        self.0.trace()?.state.as_deref()
+    }
+
     /// Sends a log line to the caller, if it listens to this level on an open call.
     pub fn log(&self, level: &'static str, data: impl Serialize) {
         if let Ok(data) = Payload::of(&data) {

@@ -41,7 +41,7 @@ use crate::{
     clock::Clock,
     metrics::{Refused, RequestLabels},
     protocol::{
-        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply,
+        ByteStreamId, Context, Era, Fault, Framing, MessageSink, Peer, Reply, TRACEPARENT, TRACESTATE,
         api::PREFIX,
         is_modern, legacy,
         legacy::SESSION_ID,
@@ -318,7 +318,7 @@ fn copied(value: &HeaderValue) -> HeaderValue {
 
 /// Whether a header is needed after the body has arrived.
 fn counts(name: &str) -> bool {
-    name.starts_with("mcp-") || name == "accept" || name == BYTE_STREAM_HEADER
+    name.starts_with("mcp-") || matches!(name, "accept" | BYTE_STREAM_HEADER | TRACEPARENT | TRACESTATE)
 }
 
 /// Copies of the headers that are needed after the body has arrived.

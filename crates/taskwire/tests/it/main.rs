@@ -32,6 +32,7 @@ mod reading;
 mod rmcp;
 mod schema;
 mod shutdown;
+mod spans;
 mod stdio;
 mod store;
 mod tasks;

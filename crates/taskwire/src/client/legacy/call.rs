@@ -28,6 +28,7 @@ pub(crate) async fn drive(legacy: Arc<LegacyClient>, mut driver: Driver, tool: S
     let peer = legacy.server_info();
     let augmented = peer.tasks && known.is_some_and(|known| matches!(known.task, TaskSupport::Optional | TaskSupport::Required));
     let mut params = json!({"name": tool, "arguments": args, "_meta": {IDEMPOTENCY_KEY: driver.shared.reference().key}});
+    legacy.link.options.add_trace(&mut params["_meta"]);
     let mut streamed = false;
     if augmented {
         params["task"] = json!({});

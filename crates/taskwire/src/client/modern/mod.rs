@@ -140,6 +140,7 @@ fn outgoing(
     meta["io.modelcontextprotocol/protocolVersion"] = json!(VERSION);
     meta["io.modelcontextprotocol/clientInfo"] = json!({"name": options.name, "version": options.version});
     meta["io.modelcontextprotocol/clientCapabilities"] = capabilities;
+    options.add_trace(meta);
     let mut headers = vec![("MCP-Protocol-Version".to_owned(), VERSION.to_owned()), ("Mcp-Method".to_owned(), method.to_owned())];
     headers.extend(name.map(|name| ("Mcp-Name".to_owned(), headers::value(name))));
     headers.extend(more);

@@ -22,6 +22,7 @@ pub(crate) async fn batch(context: &Arc<Context>, identity: &Identity, channel: 
 
 async fn answers(context: &Arc<Context>, identity: &Identity, channel: Channel<'_>, bytes: &[u8]) -> Result<Reply, Fault> {
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
+    let trace = channel.trace();
     let session = match channel {
         Channel::Http { session: Some(name), version, .. } => Some(find(context, &identity.caller, Some(name), version).await?),
         Channel::Http { session: None, .. } => None,
@@ -49,8 +50,8 @@ async fn answers(context: &Arc<Context>, identity: &Identity, channel: Channel<'
         };
         context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
         let out = MessageSink::closed();
-        handle_in_session(context, &message, bytes, SessionContext { session, identity, out: &out, can_stream: false, can_reconnect: true })
-            .await
+        let within = SessionContext { session, identity, out: &out, can_stream: false, can_reconnect: true, trace };
+        handle_in_session(context, &message, bytes, within).await
     });
     let mut replies = futures_util::future::join_all(replies).await;
     let sent: Vec<OnSent> = replies.iter_mut().filter_map(|reply| reply.on_sent.take()).collect();

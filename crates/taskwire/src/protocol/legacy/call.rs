@@ -95,6 +95,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     cx.context.authorize(cx.identity, "tools/call", Some(&name))?;
     let tool = find_tool(cx.context, &name)?;
     cx.context.engine.metrics().begin_call(&cx.counted, &name);
+    cx.span.calls(&name);
     let agreed = cx.session.terms();
     let asked = params.task.filter(|_| agreed.has_tasks());
     match (asked.is_some(), tool.0.policy.task) {
@@ -132,7 +133,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<Reply, Fault> {
     }
     // A task can be asked on any stream of the session, a call only on its own.
     let accepts = if augment.is_some() || cx.can_stream { agreed.accepts } else { AcceptedQuestions::default() };
-    let wanted = CallOptions { caller: &cx.session.caller, accepts, idempotency_key: meta.idempotency_key.as_deref() };
+    let idempotency_key = meta.idempotency_key.as_deref();
+    let wanted = CallOptions { caller: &cx.session.caller, accepts, idempotency_key, trace: cx.span.context() };
     let mut spec = calls::spec(cx.context, &tool, &wanted)?;
     spec.origin = TaskOrigin::to_payload(meta.progress_token.clone(), cx.context.engine.is_shared().then(|| cx.id.clone()));
     spec.outbox = Some(OutboxTarget { session: cx.session.id.clone(), output: agreed.partial });

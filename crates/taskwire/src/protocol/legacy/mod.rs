@@ -39,7 +39,7 @@ use self::{
     task_stream::TaskStream,
 };
 use super::{
-    CallerPermit, ClientGone, Context, Fault, MessageSink, Reply,
+    CallerPermit, ClientGone, Context, Fault, MessageSink, Reply, RequestSpan, TraceHeaders,
     call::{Cancellation, hold::Hold, waiter::Waiter},
     json::Object,
     log::StreamEnd,
@@ -72,9 +72,20 @@ pub(crate) enum Channel<'a> {
         version: Option<&'a str>,
         /// Whether the client accepts an event stream as the response.
         accepts_sse: bool,
+        trace: TraceHeaders<'a>,
     },
     /// A byte stream has one session at most.
     ByteStream(Option<&'a Arc<Session>>),
+}
+
+impl<'a> Channel<'a> {
+    /// What its headers say of a trace.
+    fn trace(&self) -> TraceHeaders<'a> {
+        match *self {
+            Self::Http { trace, .. } => trace,
+            Self::ByteStream(_) => TraceHeaders::default(),
+        }
+    }
 }
 
 /// One request of a session.
@@ -89,6 +100,7 @@ struct Cx<'a> {
     can_stream: bool,
     /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
+    span: &'a RequestSpan,
     /// Counts the request, if it is a call.
     counted: CallCount,
 }
@@ -171,6 +183,7 @@ pub(crate) async fn initialize(
 ) -> (Reply, Option<Arc<Session>>) {
     context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let Some(id) = &message.id else { return (Reply::accepted(), None) };
+    let span = RequestSpan::begin(&context.engine, "initialize", id, message.params(bytes).unwrap_or("{}"), origin.channel.trace());
     match open_session(context, message, bytes, origin).await {
         Ok(session) => {
             let result = handshake::result(context, &session.terms());
@@ -178,7 +191,10 @@ pub(crate) async fn initialize(
             reply.session = Some(session.id.clone());
             (reply, Some(session))
         }
-        Err(fault) => (Reply::fault(Some(id), &fault), None),
+        Err(fault) => {
+            span.failed(&fault);
+            (Reply::fault(Some(id), &fault), None)
+        }
     }
 }
 
@@ -211,17 +227,18 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
     context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let found;
     let MessageSource { identity, channel, out } = origin;
+    let trace = channel.trace();
     let within = match channel {
-        Channel::Http { session, version, accepts_sse: events } => match find(context, &identity.caller, session, version).await {
+        Channel::Http { session, version, accepts_sse: events, .. } => match find(context, &identity.caller, session, version).await {
             Ok(session) => {
                 found = session;
-                SessionContext { session: &found, identity, out, can_stream: events, can_reconnect: true }
+                SessionContext { session: &found, identity, out, can_stream: events, can_reconnect: true, trace }
             }
             Err(fault) => return refused(message, fault),
         },
         Channel::ByteStream(Some(session)) if !session.is_ended() => {
             session.touch(context);
-            SessionContext { session, identity, out, can_stream: true, can_reconnect: false }
+            SessionContext { session, identity, out, can_stream: true, can_reconnect: false, trace }
         }
         // `ping` is allowed before there is a session.
         Channel::ByteStream(_) if message.method.as_deref() == Some("ping") => {
@@ -242,6 +259,7 @@ struct SessionContext<'a> {
     can_stream: bool,
     /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
+    trace: TraceHeaders<'a>,
 }
 
 /// The error for a message that is not carried out. One for a response has no id.
@@ -250,7 +268,7 @@ fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
 }
 
 async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
-    let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches } = within;
+    let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches, trace } = within;
     let method = message.method.as_deref();
     if message.id.is_some()
         && method.is_some()
@@ -273,8 +291,10 @@ async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, by
         }
         (Some(method), Some(id)) => {
             let counted = context.engine.metrics().call(metrics::Era::Legacy);
-            let cx = Cx { context, session, identity, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, counted };
-            handle_request(&cx, method).await
+            let span = &RequestSpan::begin(&context.engine, method, id, text, trace);
+            let cx =
+                Cx { context, session, identity, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, span, counted };
+            handle_request(&cx, method).await.inspect_err(|fault| span.failed(fault))
         }
     };
     answered.unwrap_or_else(|fault| refused(message, fault))

@@ -68,6 +68,7 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.authorize("tools/call", Some(name))?;
     let tool = find_tool(cx.context, name)?;
     cx.context.engine.metrics().begin_call(&cx.counted, name);
+    cx.span.calls(name);
     if tool.0.policy.task == TaskMode::Required {
         cx.needs_tasks()?;
     }
@@ -92,7 +93,8 @@ pub(super) async fn call(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
         return Ok(outcome_result(cx, &misfit.into_outcome())?.into());
     }
     let mode = if cx.meta.tasks { tool.0.policy.task } else { TaskMode::Never };
-    let wanted = CallOptions { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key: cx.meta.idempotency_key.as_deref() };
+    let idempotency_key = cx.meta.idempotency_key.as_deref();
+    let wanted = CallOptions { caller: cx.caller, accepts: cx.meta.accepts, idempotency_key, trace: cx.span.context() };
     let spec = Spec { hidden: mode == TaskMode::Never, ..calls::spec(cx.context, &tool, &wanted)? };
     let (mut plan, waiter) = Plan::with_waiter(cx.context, spec, &tool, (&arguments, request), wait.hold, (cx.id, cx.out))?;
     plan.continuation = resumed;

@@ -29,7 +29,7 @@ use self::{
     meta::{Meta, Params},
 };
 pub(crate) use self::{json::server_meta, render::TaskJsonCache};
-use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply};
+use super::{Fault, LIST, MessageSink, OnSent, PARTIALS, Peer, Reply, RequestSpan, TraceHeaders};
 use crate::{
     auth::Identity,
     metrics::{self, Answer, CallCount},
@@ -54,6 +54,7 @@ struct Cx<'a> {
     headers: Option<HeaderMap>,
     out: &'a MessageSink,
     peer: &'a Peer,
+    span: &'a RequestSpan,
     /// Counts the request, if it is a call.
     counted: CallCount,
 }
@@ -145,11 +146,19 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
         }
         return Reply::accepted();
     };
-    if let Err(fault) = context.admit_request(&origin.identity.caller) {
-        return Reply::fault(Some(id), &fault);
-    }
-    match respond(context, method, id, message.params(bytes).unwrap_or("{}"), origin).await {
-        Err(fault) => Reply::fault(Some(id), &fault),
+    let params = message.params(bytes).unwrap_or("{}");
+    let headers = origin.headers.as_ref().map(TraceHeaders::of).unwrap_or_default();
+    let span = RequestSpan::begin(&context.engine, method, id, params, headers);
+    let admitted = context.admit_request(&origin.identity.caller);
+    let responded = match admitted {
+        Ok(()) => respond(context, method, id, params, origin, &span).await,
+        Err(fault) => Err(fault),
+    };
+    match responded {
+        Err(fault) => {
+            span.failed(&fault);
+            Reply::fault(Some(id), &fault)
+        }
         Ok(done) => Reply::result(id, &done.result).on_sent(done.on_sent),
     }
 }
@@ -160,6 +169,7 @@ async fn respond(
     id: &RequestId,
     text: &str,
     origin: MessageSource<'_>,
+    span: &RequestSpan,
 ) -> Result<MethodResult, Fault> {
     let MessageSource { identity, peer, headers, out } = origin;
     let mut params = Params::read(text)?;
@@ -172,7 +182,7 @@ async fn respond(
     }
     let headers = headers.filter(|_| method == "tools/call");
     let counted = context.engine.metrics().call(metrics::Era::Modern);
-    let cx = Cx { context, identity, caller: &identity.caller, id, meta, params, raw_params: text, headers, out, peer, counted };
+    let cx = Cx { context, identity, caller: &identity.caller, id, meta, params, raw_params: text, headers, out, peer, span, counted };
     if method != "tools/call" {
         cx.authorize(method, None)?;
     }
