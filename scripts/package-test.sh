@@ -136,12 +136,19 @@ works "tarball" "$unpacked/taskwire"
 has_all() {
   local file
   for file in README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE THIRD-PARTY-LICENSES completions/_taskwire completions/taskwire.fish \
-    docs/manual/README.md docs/images/call.svg; do
+    docs/manual/README.md docs/images/call.svg man/taskwire.1 man/taskwire-store-move.1; do
     [[ -s $unpacked/$file ]] || { echo "no $file"; return 1; }
   done
   bash -n "$unpacked/completions/taskwire.bash"
 }
-check "tarball: has documents, licenses and completions" has_all
+check "tarball: has documents, licenses, completions and manual pages" has_all
+
+# is_page FILE: a manual page that can be read, if there is a program to read it with.
+is_page() {
+  gzip -dcf "$1" | grep -q '^\.TH taskwire' || { echo "$1 is no manual page"; return 1; }
+  ! command -v man >/dev/null || man -l "$1" | grep -q SYNOPSIS
+}
+check "tarball: a manual page can be read" is_page "$unpacked/man/taskwire-serve.1"
 
 echo "== Debian package"
 root=$work/root
@@ -163,9 +170,12 @@ is_placed() {
   for file in bash-completion/completions/taskwire zsh/vendor-completions/_taskwire fish/vendor_completions.d/taskwire.fish; do
     [[ -s $root/usr/share/$file ]] || { echo "no /usr/share/$file"; return 1; }
   done
-  grep -qx 'KillMode=process' "$root/usr/lib/systemd/system/taskwire@.service"
+  grep -qx 'ListenStream=127.0.0.1:8787' "$root/usr/lib/systemd/system/taskwire@.socket" &&
+    grep -qx 'Type=notify' "$root/usr/lib/systemd/system/taskwire@.service" &&
+    grep -qx 'KillMode=process' "$root/usr/lib/systemd/system/taskwire@.service"
 }
 check "deb: completions and the service are where they are looked for" is_placed
+check "deb: a manual page can be read" is_page "$root/usr/share/man/man1/taskwire-serve.1.gz"
 is_quiet() {
   # Nothing is enabled or run by installing it.
   [[ ! -e $root/etc ]] && [[ $(dpkg-deb --ctrl-tarfile "$deb" | tar -t | sort | tr '\n' ' ') == "./ ./control ./md5sums " ]]
@@ -182,6 +192,7 @@ check "deb: leaves nothing behind" is_gone
 echo "== npm package"
 check "npm: installs" npm install --global --prefix "$work/prefix" "$tgz"
 works "npm" "$work/prefix/bin/taskwire"
+check "npm: a manual page can be read" is_page "$work/prefix/share/man/man1/taskwire-serve.1"
 check "npx: its version" expect "taskwire $version" npx --yes --package "$tgz" taskwire --version
 npx_over_stdio() {
   expect "Hello Ada" "$work/prefix/bin/taskwire" call \

@@ -98,6 +98,7 @@ python3 -B packaging/third-party.py "$target" >"$common/THIRD-PARTY-LICENSES"
 "$program" completions bash >"$common/completions/taskwire.bash"
 "$program" completions zsh >"$common/completions/_taskwire"
 "$program" completions fish >"$common/completions/taskwire.fish"
+"$program" man --dir "$common/man"
 
 # Everything in a directory is as old as the commit.
 same_age() { find "$1" -print0 | xargs -0 touch -h --date="@$SOURCE_DATE_EPOCH"; }
@@ -106,7 +107,7 @@ tarball() {
   local root=$work/tar/$name
   mkdir -p "$root"
   cp -R "$common/." "$root/"
-  cp packaging/taskwire@.service "$root/"
+  cp packaging/taskwire@.service packaging/taskwire@.socket "$root/"
   install -m 755 "$program" "$root/taskwire"
   tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$work/tar" -cf - "$name" |
     gzip -9n >"$work/made/$name.tar.gz"
@@ -118,9 +119,15 @@ debian() {
   mkdir -p "$root/DEBIAN" "$doc"
   install -D -m 755 "$program" "$root/usr/bin/taskwire"
   install -D -m 644 packaging/taskwire@.service "$root/usr/lib/systemd/system/taskwire@.service"
+  install -D -m 644 packaging/taskwire@.socket "$root/usr/lib/systemd/system/taskwire@.socket"
   install -D -m 644 "$common/completions/taskwire.bash" "$root/usr/share/bash-completion/completions/taskwire"
   install -D -m 644 "$common/completions/_taskwire" "$root/usr/share/zsh/vendor-completions/_taskwire"
   install -D -m 644 "$common/completions/taskwire.fish" "$root/usr/share/fish/vendor_completions.d/taskwire.fish"
+  local page
+  for page in "$common"/man/*.1; do
+    install -d "$root/usr/share/man/man1"
+    gzip -9nc "$page" >"$root/usr/share/man/man1/${page##*/}.gz"
+  done
   cp -R README.md "$common/docs" "$doc/"
   gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
   gzip -9nc "$common/THIRD-PARTY-LICENSES" >"$doc/THIRD-PARTY-LICENSES.gz"
@@ -150,9 +157,12 @@ CONTROL
 npm_package() {
   local root=$work/npm
   mkdir -p "$root/bin"
-  cp -R "$common"/{docs,README.md,CHANGELOG.md,LICENSE-MIT,LICENSE-APACHE,THIRD-PARTY-LICENSES} "$root/"
+  cp -R "$common"/{completions,docs,man,README.md,CHANGELOG.md,LICENSE-MIT,LICENSE-APACHE,THIRD-PARTY-LICENSES} "$root/"
+  # npm puts them where `man` looks.
+  local pages
+  pages=$(cd "$root" && printf '"%s", ' man/*.1)
   install -m 755 "$program" "$root/bin/taskwire"
-  sed -e "s/@VERSION@/$version/; s/@OS@/linux/; s/@CPU@/$npm_cpu/; s/@LIBC@/glibc/" packaging/package.json >"$root/package.json"
+  sed -e "s/@VERSION@/$version/; s/@OS@/linux/; s/@CPU@/$npm_cpu/; s/@LIBC@/glibc/; s|@MAN@|${pages%, }|" packaging/package.json >"$root/package.json"
   npm pack "$root" --pack-destination "$work/made" --cache "$work/npm-cache" --offline --silent >/dev/null
 }
 

@@ -26,7 +26,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-use crate::{audit_log::AuditLog, config::Config, demo};
+use crate::{audit_log::AuditLog, config::Config, demo, service_manager};
 
 /// The socket's name in the directory of the tasks.
 const SOCKET_NAME: &str = "control";
@@ -235,7 +235,7 @@ impl LiveConfig {
         let config = Config::read(file)?;
         // Keys that need a restart must be right, too, or the next start would fail.
         config.check()?;
-        let secrets: Vec<String> = self.config.secret_variables().collect();
+        let secrets: Vec<String> = self.config.secret_variables().chain(service_manager::variables()).collect();
         let definitions = config.definitions(&secrets)?;
         // A server without TLS needs a restart for it.
         let tls = if self.tls.is_some() { config.read_tls()? } else { None };
@@ -257,6 +257,7 @@ impl LiveConfig {
 
     /// Reloads on a blocking thread, and logs the outcome.
     async fn reload_and_log(self: Arc<Self>, wanted: Option<PathBuf>) -> Reply {
+        service_manager::reloading();
         let reloaded = tokio::task::spawn_blocking(move || {
             let reloaded = self.reload(wanted.as_deref());
             if let Some(audit) = &self.audit {
@@ -267,6 +268,7 @@ impl LiveConfig {
             reloaded
         });
         let reloaded = reloaded.await;
+        service_manager::ready();
         match reloaded.context("it could not be read").flatten() {
             Ok(changes) => {
                 tracing::info!("configuration read again: {changes}");

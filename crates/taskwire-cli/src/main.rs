@@ -15,6 +15,7 @@ mod manual;
 mod open_files;
 #[cfg(target_os = "linux")]
 mod pid1;
+mod service_manager;
 mod term;
 #[cfg(test)]
 #[path = "../../taskwire/src/testing.rs"]
@@ -44,9 +45,12 @@ const EXAMPLES: &str = "Examples:
   taskwire connect claude-code      have a client use it: what to add, and where
   taskwire reload taskwire.toml     have it read the file again
   taskwire server status            what it does; also: tasks, cancel, drain
+  taskwire doctor taskwire.toml     look whether all is well, and what to do
   taskwire nodes taskwire.toml      the servers that share its database
   taskwire store move .taskwire env:DATABASE_URL
                                     take all tasks to a database, or back
+  taskwire store backup .taskwire monday.backup
+                                    copy the store while a server runs
   taskwire call http://127.0.0.1:8787/mcp countdown from=5
                                     call a tool and see its output as it comes
   taskwire tasks                    the tasks that were started from here
@@ -58,6 +62,7 @@ const EXAMPLES: &str = "Examples:
   taskwire tools http://127.0.0.1:8787/mcp
                                     what a server can do
   taskwire completions bash         for the shell
+  taskwire man                      the manual page
 
 In commands that run as tools:
   taskwire status compiling         say what is being done
@@ -80,6 +85,7 @@ enum Command {
     Connect(cmd::connect::Connect),
     Reload(cmd::reload::Reload),
     Server(cmd::server::Server),
+    Doctor(cmd::doctor::Doctor),
     Nodes(cmd::nodes::Nodes),
     Store(cmd::store::Store),
     Call(cmd::call::Call),
@@ -94,6 +100,7 @@ enum Command {
     Status(cmd::status::Status),
     Emit(cmd::emit::Emit),
     Completions(cmd::completions::Completions),
+    Man(cmd::man::Man),
     #[command(hide = true)]
     Complete(cmd::complete::Complete),
     /// Run the command of one task (the server starts this)
@@ -129,6 +136,7 @@ fn main() -> ExitCode {
         Command::Connect(connect) => connect.run(),
         Command::Reload(reload) => reload.run(),
         Command::Server(server) => client::exit::run(server.json(), server.run()),
+        Command::Doctor(doctor) => client::exit::run(doctor.json, doctor.run()),
         Command::Nodes(nodes) => client::exit::run(nodes.json, nodes.run()),
         Command::Store(store) => client::exit::run(store.json(), store.run()),
         Command::Call(call) => client::exit::run(call.json, call.run()),
@@ -144,6 +152,7 @@ fn main() -> ExitCode {
         Command::Emit(emit) => emit.run(),
         Command::Supervise { dir } => taskwire::command::supervise(&dir),
         Command::Completions(completions) => completions.run(Args::command()),
+        Command::Man(man) => man.run(Args::command()),
         Command::Complete(complete) => complete.run(Args::command()),
     }
 }

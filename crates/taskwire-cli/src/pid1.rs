@@ -31,6 +31,8 @@ const FORWARDED_SIGNALS: [(SignalKind, Signal); 6] = [
 ];
 /// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
+/// For which process something is that a service manager has given.
+const PROCESS_VARIABLES: [&str; 2] = ["LISTEN_PID", "WATCHDOG_PID"];
 /// What a shell adds to the number of the signal that ended a process.
 const SIGNAL_EXIT_BASE: i32 = 128;
 
@@ -94,6 +96,12 @@ impl ServerProcess {
         let mut command = Command::new(std::env::current_exe()?);
         if let Some(name) = args.next() {
             command.arg0(name);
+        }
+        // What the service manager has given to this process is for the child.
+        for name in PROCESS_VARIABLES {
+            if std::env::var(name).is_ok_and(|pid| pid == std::process::id().to_string()) {
+                command.env_remove(name);
+            }
         }
         // In its own process group: else Ctrl-C would reach it twice, from the terminal and from us.
         let pid = command.args(args).process_group(0).spawn().map(|child| Pid::from_child(&child))?;

@@ -15,7 +15,7 @@ use crate::term::{escape, json_lines::JsonLine, stderr};
 pub(crate) enum Exit {
     /// There is a result, or the command did what was asked.
     Done = 0,
-    /// The tool said that it failed.
+    /// The tool said that it failed, or a check did.
     ToolFailed = 1,
     /// The command cannot be understood.
     Usage = 2,

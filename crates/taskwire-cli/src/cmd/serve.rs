@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, ToSocketAddrs},
+    net::{SocketAddr, TcpListener as BlockingListener, ToSocketAddrs},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -32,7 +32,7 @@ use crate::{
     control::{self, ControlSocket, LiveConfig, ServerDescription},
     join::{self, JoinSocket},
     logging::{self, LogFormat},
-    open_files,
+    open_files, service_manager,
     term::{escape, stderr},
 };
 
@@ -57,6 +57,7 @@ Paths in the configuration are relative to it, `data` too; --data is relative
 to the current directory.
 SIGHUP and `taskwire reload` read the configuration again: its tools, while
 running tasks go on as they were.
+It takes the socket of a service manager (systemd), and tells it how it is.
 With --stdio it joins a server that has the directory already, and takes its
 place when that ends.
 Logging goes to standard error, a line for each call that ends; RUST_LOG=debug
@@ -143,7 +144,7 @@ impl Serve {
         if let StoreKind::Postgres(url) = &store {
             config.postgres(&url.0)?;
         }
-        let definitions = config.definitions(&[])?;
+        let definitions = config.definitions(&service_manager::variables().collect::<Vec<_>>())?;
         let address = if self.stdio { None } else { Some(address(&config)?) };
         let tls = if self.stdio { None } else { config.read_tls()? };
         // It was checked with the settings.
@@ -155,6 +156,11 @@ impl Serve {
 impl ServerSetup {
     fn run(mut self) -> anyhow::Result<()> {
         logging::begin(self.config.log_format, USUAL_LOG);
+        // While there is one thread.
+        let passed = match self.address {
+            Some(_) => service_manager::listener().context("the socket that was passed to the server cannot be used (`LISTEN_FDS`)")?,
+            None => None,
+        };
         let of_tls = self.tls.iter().flat_map(|tls| self.config.tls_warnings(tls, SystemClock.now()));
         for warning in self.config.warnings(&self.definitions).into_iter().chain(of_tls) {
             match self.config.log_format {
@@ -169,7 +175,7 @@ impl ServerSetup {
         self.settings.engine.audit = audit.clone().map(|audit| audit as Arc<dyn Audit>);
         self.audit.clone_from(&audit);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let result = runtime.block_on(self.serve());
+        let result = runtime.block_on(self.serve(passed));
         if let Some(audit) = audit {
             audit.finish();
         }
@@ -243,16 +249,21 @@ impl ServerSetup {
         Ok(RunningServer { server, live, commands, count, kind, joinable: joinable.ok(), metrics, _control: control.ok() })
     }
 
-    async fn serve(self) -> anyhow::Result<()> {
+    /// Serves on its address, or on the socket that was passed to this process.
+    async fn serve(self, passed: Option<BlockingListener>) -> anyhow::Result<()> {
         let address = self.address;
         // Bind the port before opening the store: a busy port is the commoner mistake, and its error the clearer one.
-        let listener = match address {
-            Some(address) => {
+        let listener = match (passed, address) {
+            (Some(passed), _) => {
+                check_reach(passed.local_addr()?, &self.config)?;
+                Some(TcpListener::from_std(passed)?)
+            }
+            (None, Some(address)) => {
                 let bound =
                     retry_while_in_use(async || TcpListener::bind(address).await, async || tokio::time::sleep(BIND_PAUSE).await).await;
                 Some(bound.with_context(|| format!("cannot listen on {address} (another address: `--listen`)"))?)
             }
-            None => None,
+            (None, None) => None,
         };
         let store = match self.open_store().await {
             Ok(store) => store,
@@ -273,6 +284,7 @@ impl ServerSetup {
         };
         let stop = async {
             stop.await;
+            service_manager::stopping();
             cut_off().await;
         };
         let served = match listener {
@@ -280,6 +292,8 @@ impl ServerSetup {
             Some(listener) => {
                 let addresses = (listener.local_addr()?, leader.metrics.as_ref().map(|metrics| metrics.address));
                 println!("{}", banner(addresses, leader.live.config(), &leader.kind, &definitions, leader.count));
+                service_manager::ready();
+                let _watchdog = service_manager::watchdog(&leader.server);
                 match tls {
                     None => leader.server.serve(listener, stop).await,
                     Some(tls) => leader.server.serve_tls(listener, tls, stop).await,
@@ -390,16 +404,22 @@ async fn retry_while_in_use<T>(mut take: impl AsyncFnMut() -> io::Result<T>, mut
     take().await
 }
 
-/// The address to listen on. Where nobody must show who they are every client is trusted, so then only loopback is allowed.
-fn address(config: &Config) -> anyhow::Result<SocketAddr> {
+/// The address to listen on.
+pub(crate) fn address(config: &Config) -> anyhow::Result<SocketAddr> {
     let mut addresses = config.listen.to_socket_addrs().with_context(|| format!("`{}` is not an address to listen on", config.listen))?;
     let address = addresses.next().with_context(|| format!("`{}` has no address", config.listen))?;
+    check_reach(address, config)?;
+    Ok(address)
+}
+
+/// Where nobody must show who they are every client is trusted, so then only loopback is allowed.
+fn check_reach(address: SocketAddr, config: &Config) -> anyhow::Result<()> {
     if !address.ip().is_loopback() && !config.auth.is_required() {
         bail!(
             "{address} can be reached from other machines, and nobody needs a token: set `[auth] tokens` or `issuers`, or listen on 127.0.0.1"
         );
     }
-    Ok(address)
+    Ok(())
 }
 
 fn banner(

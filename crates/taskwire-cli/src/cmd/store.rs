@@ -1,4 +1,6 @@
-//! `taskwire store`: moves a store from a data directory to a database, or back.
+//! `taskwire store`: moves a store from a data directory to a database, or back; makes backups, and data directories of them.
+
+mod backup;
 
 use std::{
     path::{Path, PathBuf},
@@ -32,8 +34,10 @@ const NAMED_MAX: usize = 20;
 const EXAMPLES: &str = "Examples:
   taskwire store move .taskwire env:DATABASE_URL
   taskwire store move env:DATABASE_URL /var/lib/taskwire
+  taskwire store backup /var/lib/taskwire monday.backup
+  taskwire store restore monday.backup /var/lib/taskwire-2
 
-`taskwire store move --help` says more.
+`taskwire store move --help` says more, and so do the others.
 
 Exit codes:
   0  it is done
@@ -63,7 +67,7 @@ Exit codes:
   2  the command line or the file cannot be used
   3  it is not moved: why is said";
 
-/// Move a store: from a data directory to a database, or back.
+/// Back up a store, restore it, or move it to a database or back.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Store {
@@ -73,6 +77,8 @@ pub(crate) struct Store {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    Backup(backup::Backup),
+    Restore(backup::Restore),
     Move(Move),
 }
 
@@ -134,13 +140,19 @@ impl From<&Contents> for ContentsObject {
 impl Store {
     /// Whether the output is for programs.
     pub(crate) fn json(&self) -> bool {
-        let Action::Move(command) = &self.action;
-        command.json
+        match &self.action {
+            Action::Backup(command) => command.json,
+            Action::Restore(command) => command.json,
+            Action::Move(command) => command.json,
+        }
     }
 
     pub(crate) async fn run(self) -> Result<Exit, Problem> {
-        let Action::Move(command) = self.action;
-        command.run().await
+        match self.action {
+            Action::Backup(command) => command.run(),
+            Action::Restore(command) => command.run(),
+            Action::Move(command) => command.run().await,
+        }
     }
 }
 

@@ -165,8 +165,7 @@ impl AuthTable {
         if let Some(proxy) = &self.trusted_proxy {
             callers = callers.with_proxy(proxy.resolve()?);
         }
-        let leeway = self.leeway.map_or(LEEWAY, |span| span.0);
-        if leeway > LEEWAY_MAX {
+        if self.leeway() > LEEWAY_MAX {
             return Err(misfit(&["leeway"], "`auth.leeway` must be at most 10m"));
         }
         let resource = match (&self.resource, self.issuers.is_empty()) {
@@ -178,14 +177,27 @@ impl AuthTable {
             }
             (Some(resource), false) => resource,
         };
-        let issuers = self.issuers.iter().enumerate().map(|(n, issuer)| issuer.resolve(n, resource, sources));
-        let issuers = issuers.collect::<Result<Vec<_>, _>>()?;
-        let urls = issuers.iter().map(|issuer| issuer.url.clone()).collect();
+        let issuers = self.known_issuers(resource, sources)?;
+        let urls = self.issuers.iter().map(|issuer| issuer.url.clone()).collect();
         let resource = ProtectedResource::new(resource, urls).map_err(|why| misfit(&["resource"], why))?;
         let host = resource.host().to_owned();
-        let issuers = Issuers::new(issuers, leeway)
-            .map_err(|invalid| misfit(&["issuers", &invalid.index.to_string(), invalid.key], invalid.reason.clone()))?;
         Ok((callers.with_issuers(issuers).with_resource(resource), Some(host)))
+    }
+
+    /// Those who issue tokens, if anybody does.
+    pub(super) fn issuers(&self, sources: &SecretSources<'_>) -> Result<Option<Issuers>, Misfit> {
+        let resource = self.resource.as_ref().filter(|_| !self.issuers.is_empty());
+        resource.map(|resource| self.known_issuers(resource, sources)).transpose()
+    }
+
+    fn known_issuers(&self, resource: &str, sources: &SecretSources<'_>) -> Result<Issuers, Misfit> {
+        let issuers = self.issuers.iter().enumerate().map(|(n, issuer)| issuer.resolve(n, resource, sources));
+        Issuers::new(issuers.collect::<Result<_, _>>()?, self.leeway())
+            .map_err(|invalid| misfit(&["issuers", &invalid.index.to_string(), invalid.key], invalid.reason.clone()))
+    }
+
+    fn leeway(&self) -> Duration {
+        self.leeway.map_or(LEEWAY, |span| span.0)
     }
 
     fn known_tokens(&self, sources: &SecretSources<'_>) -> Result<Tokens, Misfit> {

@@ -373,14 +373,23 @@ impl Config {
 
     /// The library's configuration.
     pub(crate) fn to_server_config(&self) -> anyhow::Result<server::Config> {
-        let beside = |path: &Path| std::fs::read_to_string(base(&self.source.path).join(path));
-        self.to_server_config_with(&SecretSources { variable: &|name| std::env::var(name).ok(), file: &beside })
+        self.with_secrets(|secrets| self.to_server_config_with(secrets))
     }
 
-    /// Whether a server could run with it where the variables and files that secrets come from are there.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
+    fn with_secrets<T>(&self, read: impl FnOnce(&SecretSources<'_>) -> T) -> T {
+        let beside = |path: &Path| std::fs::read_to_string(base(&self.source.path).join(path));
+        read(&SecretSources { variable: &|name| std::env::var(name).ok(), file: &beside })
+    }
+
+    /// The library's configuration where the variables and files that secrets come from are there.
+    pub(crate) fn check(&self) -> anyhow::Result<server::Config> {
         let by_then = || "there by then".to_owned();
-        self.to_server_config_with(&SecretSources { variable: &|_| Some(by_then()), file: &|_| Ok(by_then()) }).map(drop)
+        self.to_server_config_with(&SecretSources { variable: &|_| Some(by_then()), file: &|_| Ok(by_then()) })
+    }
+
+    /// Those who issue tokens for this server, if anybody does.
+    pub(crate) fn issuers(&self) -> anyhow::Result<Option<server::Issuers>> {
+        self.with_secrets(|secrets| self.auth.issuers(secrets)).map_err(|misfit| anyhow!(misfit.message))
     }
 
     fn to_server_config_with(&self, secrets: &SecretSources<'_>) -> anyhow::Result<server::Config> {

@@ -1,16 +1,17 @@
 //! What the program says about itself.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
-use crate::kit::run;
+use crate::kit::{TempDir, run};
 
 /// All that can be done.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "init",
     "serve",
     "connect",
     "reload",
     "server",
+    "doctor",
     "call",
     "watch",
     "get",
@@ -23,6 +24,7 @@ const COMMANDS: [&str; 17] = [
     "status",
     "emit",
     "completions",
+    "man",
 ];
 
 #[test]
@@ -130,6 +132,29 @@ fn shells_can_complete_what_is_typed() {
     let (code, _, errors) = run(&["completions", "tcsh"]);
     assert_eq!(code, Some(2));
     assert!(errors.contains("bash"), "the ones that there are: {errors}");
+}
+
+#[test]
+fn each_command_has_a_manual_page_with_what_its_help_says() {
+    let (code, page, errors) = run(&["man"]);
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
+    for promised in [".TH taskwire 1", ".SH SYNOPSIS", ".SH EXAMPLES", "taskwire serve taskwire.toml"] {
+        assert!(page.contains(promised), "`{promised}` in: {page}");
+    }
+    let dir = TempDir::new();
+    let pages = dir.join("man/man1");
+    assert_eq!(run(&["man", "--dir", &pages]).0, Some(0));
+    let text = |name: &str| fs::read_to_string(format!("{pages}/{name}.1")).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(text("taskwire").split_whitespace().collect::<Vec<_>>().join(" "), page);
+    for command in COMMANDS {
+        let page = text(&format!("taskwire-{command}"));
+        assert!(page.contains(".SH SYNOPSIS") && page.contains("\n.SH EXAMPLES\n.nf\n"), "{page}");
+    }
+    assert!(text("taskwire-store-move").contains("skip\\-damaged"), "commands of commands have one, too");
+    assert!(!fs::exists(format!("{pages}/taskwire-supervise.1")).expect("it can be looked for"), "what only the server starts has none");
+    let file = dir.join("file");
+    fs::write(&file, "").expect("a file");
+    assert_eq!(run(&["man", "--dir", &file]).0, Some(3));
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The program from outside: its command line, its messages, how it starts and ends, and what a terminal shows of it.
 
 mod answer;
+mod backup;
 mod call;
 mod commands;
 mod completions;
 mod connect;
 mod data;
+mod doctor;
 mod faults;
 mod fixture;
 mod help;
@@ -21,6 +23,7 @@ mod operators;
 mod refusals;
 mod reload;
 mod serve;
+mod service_manager;
 mod stdio;
 mod store;
 mod tasks;

@@ -351,7 +351,7 @@ fn the_examples_of_the_manual_can_be_used() {
     for page in [include_str!("../../../../docs/manual/commands.md"), include_str!("../../../../docs/manual/operating.md")] {
         for text in page.split("```toml\n").skip(1) {
             let config = parsed(text.split("```").next().unwrap_or_default().to_owned());
-            config.check().and_then(|()| config.definitions(&[]).map(drop)).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
+            config.check().and_then(|_| config.definitions(&[]).map(drop)).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
         }
     }
 }

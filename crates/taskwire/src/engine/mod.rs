@@ -10,6 +10,7 @@ mod cluster;
 mod error;
 mod exchange;
 pub(crate) mod large_block;
+mod liveness;
 mod observe;
 mod operator_log;
 mod output_buffer;
@@ -162,6 +163,8 @@ enum WriterRequest {
     Task(TaskRequest),
     /// Something about a session.
     Session(SessionChange, oneshot::Sender<Result<(), Error>>),
+    /// To show that it takes its turns.
+    Turn(oneshot::Sender<()>),
 }
 
 struct Inner {

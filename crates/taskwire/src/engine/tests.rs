@@ -422,6 +422,27 @@ async fn while_a_commit_in_doubt_cannot_be_looked_up_callers_are_told() {
     assert_eq!(meanwhile(&clock, append).await.expect("it is stored").task.output.next_seq, Seq(1));
 }
 
+#[tokio::test]
+async fn a_writer_that_hangs_takes_no_turn_and_one_whose_store_is_away_does() {
+    let (dir, clock) = (TempDir::absent(), clock());
+    let (store, mut gate) = TestStore::paced(&dir);
+    let engine = engine_at(&clock, store, config());
+    soon("a turn", engine.turn()).await;
+    let mut making = pin!(make(&engine, spec()));
+    assert!(waits(making.as_mut()).await);
+    gate.began().await;
+    let mut turn = pin!(engine.turn());
+    for _ in 0..60 {
+        assert!(waits(turn.as_mut()).await, "the commit has not ended");
+        clock.advance(SECOND);
+    }
+    gate.go();
+    soon("a turn", turn).await;
+    making.await.expect("a task");
+    engine.0.set_away(true);
+    soon("no turn is needed", engine.turn()).await;
+}
+
 // Failing stores.
 
 #[tokio::test]

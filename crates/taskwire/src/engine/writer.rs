@@ -232,6 +232,11 @@ impl<S: Store> Writer<S> {
                     batch.session_receipts.push(receipt);
                     continue;
                 }
+                WriterRequest::Turn(taken) => {
+                    // Whoever waited may be gone.
+                    let _ = taken.send(());
+                    continue;
+                }
             };
             if is_away && !request.waits {
                 // Each look would take as long as the first one did.

@@ -86,6 +86,12 @@ impl Server {
         async move { engine.failed().await }
     }
 
+    /// Waits until the server has shown that it works, for a watchdog: what is to be stored has its turn, or the server waits for its store,
+    /// which it does for as long as that takes. Never ready if it hangs, or cannot store anything any more.
+    pub async fn works(&self) {
+        self.0.context.engine.turn().await;
+    }
+
     /// The engine behind it. For tests that look at what is stored: nothing of it is promised.
     #[doc(hidden)]
     #[must_use]

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::owned_files::{self, FileKind};
 
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 /// The epoch of the node that used the directory last, where nodes share a store.
 pub(super) const EPOCH: &str = "node-epoch";
 /// What a move leaves: while it fills the store in the directory, and when the tasks of that are elsewhere.
@@ -49,13 +49,20 @@ pub(super) fn file_error(path: &Path, source: io::Error) -> Error {
     }
 }
 
-/// Checks that a directory and its known contents are this user's, before anything is read, written or run. `dir` has no link in it.
-fn secure_data_dir(dir: &Path) -> Result<(), Error> {
+/// Checks that a directory and its known contents are this user's. `dir` has no link in it.
+pub(super) fn check_owned(dir: &Path) -> Result<(), Error> {
     let refused = |source| file_error(dir, source);
     owned_files::check(dir, FileKind::Directory).map_err(refused)?;
     for (name, kind) in CONTENTS {
         owned_files::check(&dir.join(name), kind).map_err(refused)?;
     }
+    Ok(())
+}
+
+/// The same before anything is read, written or run. Lets nobody else look into the directory.
+fn secure_data_dir(dir: &Path) -> Result<(), Error> {
+    let refused = |source| file_error(dir, source);
+    check_owned(dir)?;
     let mode = fs::metadata(dir).map_err(refused)?.mode();
     if mode & 0o077 != 0 {
         let narrowed = fs::set_permissions(dir, Permissions::from_mode(mode & 0o7700));
@@ -103,6 +110,11 @@ pub(super) fn marker(dir: &Path) -> Result<Option<Marker>, Error> {
     Ok(None)
 }
 
+/// Makes the names in a directory last.
+pub(super) fn sync(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
 /// Refuses a directory whose store is not complete, or whose tasks are elsewhere.
 pub(super) fn check_not_moved(dir: &Path, shown: &Path) -> Result<(), Error> {
     marker(dir)?.map_or(Ok(()), |marker| Err(marker.in_directory(shown)))
@@ -120,6 +132,27 @@ pub(super) fn open(shown: &Path) -> Result<(PathBuf, DirLock, FileIdentity), Err
     Ok((dir, lock, identity))
 }
 
+/// Who holds a lock, as its file says.
+fn named_holder(file: &mut File) -> String {
+    let mut holder = String::new();
+    let _ = file.read_to_string(&mut holder);
+    if holder.trim().is_empty() { "another process".to_owned() } else { holder.trim().to_owned() }
+}
+
+/// Who has a directory at this moment; none if nobody has. The directory has no link in it.
+pub(super) fn holder(dir: &Path) -> io::Result<Option<String>> {
+    let mut file = match owned_files::open(OpenOptions::new().read(true), &dir.join(LOCK)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    match file.try_lock_shared() {
+        // It is released at once.
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Ok(Some(named_holder(&mut file))),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 /// Locks the directory until dropped; the operating system releases it even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
@@ -135,10 +168,7 @@ impl DirLock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                let _ = file.read_to_string(&mut holder);
-                let holder = if holder.trim().is_empty() { "another process".to_owned() } else { holder.trim().to_owned() };
-                return Err(Error::Locked { path: shown.display().to_string(), holder });
+                return Err(Error::Locked { path: shown.display().to_string(), holder: named_holder(&mut file) });
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }

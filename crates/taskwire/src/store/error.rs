@@ -108,8 +108,7 @@ pub enum Error {
     #[cfg(feature = "postgres")]
     #[error("the database failed: {0}")]
     Postgres(#[source] super::PostgresError),
-    /// A database that nodes share, or a store that is to be moved, cannot be used as it is. The text says why, and what to do.
-    #[cfg(feature = "postgres")]
+    /// A database that nodes share, or a store that is to be moved or copied, cannot be used as it is. The text says why, and what to do.
     #[error("{0}")]
     Unusable(String),
     /// The store cannot be reached for a while.

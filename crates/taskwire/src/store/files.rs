@@ -9,7 +9,7 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use rusqlite::{Connection, OpenFlags};
@@ -59,6 +59,8 @@ pub(super) struct Files {
     page_bytes: u64,
     /// The least length of the database; 0 while it may become shorter.
     db_bytes: AtomicU64,
+    /// Whether a transaction is being begun, which waits while another program has locked the database.
+    is_beginning: AtomicBool,
 }
 
 impl Files {
@@ -68,7 +70,8 @@ impl Files {
             FileIdentity::find(dir.join(name)).map_err(|source| Error::File { path: dir.join(name).display().to_string(), source })
         };
         let (db, wal, shm) = (find(DB)?, find(WAL)?, find(SHM)?);
-        let files = Self { display_path: shown, lock, db, wal, shm, page_bytes, db_bytes: AtomicU64::new(0) };
+        let files =
+            Self { display_path: shown, lock, db, wal, shm, page_bytes, db_bytes: AtomicU64::new(0), is_beginning: AtomicBool::new(false) };
         files.forbid_shrinking(0)?;
         Ok(files)
     }
@@ -84,6 +87,19 @@ impl Files {
     /// Bytes of one page of the database.
     pub(super) fn page_bytes(&self) -> u64 {
         self.page_bytes
+    }
+
+    /// Begins a transaction, for as long as it takes.
+    pub(super) fn beginning<T>(&self, begin: impl FnOnce() -> T) -> T {
+        self.is_beginning.store(true, Ordering::Release);
+        let begun = begin();
+        self.is_beginning.store(false, Ordering::Release);
+        begun
+    }
+
+    /// Whether a transaction is being begun just now. If so for long, another program has locked the database.
+    pub(super) fn is_beginning(&self) -> bool {
+        self.is_beginning.load(Ordering::Acquire)
     }
 
     pub(super) fn tampered(&self, what: &str) -> Error {

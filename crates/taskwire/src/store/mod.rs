@@ -5,9 +5,11 @@
 
 mod busy;
 mod checksum;
+mod copy;
 mod data_dir;
 mod disk_space;
 mod error;
+mod examine;
 mod files;
 mod marker;
 mod memory;
@@ -29,23 +31,25 @@ use std::{future::Future, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 
 use taskwire_core::{
-    CallerId, Epoch, Seq, SessionId, TaskId, Timestamp, Version,
-    task::{Blocks, Event, Spec, Task},
+    CallerId, Epoch, Payload, Seq, SessionId, TaskId, Timestamp, Version,
+    task::{Blocks, Event, OnInterrupt, Spec, Task},
 };
 
+pub use copy::{CopiedStore, StoreRestore, back_up};
 pub(crate) use disk_space::free_bytes;
 pub use error::{DatabaseError, Error, ErrorKind};
+pub use examine::{DirectoryFindings, PageCheck, StoreFindings, examine_directory, examine_store};
 pub use memory::{Memory, MemoryStore};
 pub use page::{Cursor, LogItem, Page};
 pub(crate) use page::{PAGE_EVENTS, UnmergedPage};
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresConfig, PostgresError, PostgresStore};
+pub use postgres::{PostgresConfig, PostgresError, PostgresFindings, PostgresStore};
 pub(crate) use reader::at_once;
 pub use reader::{Read, Reader, Space};
 pub use session::{OutboxItem, Session, SessionChange};
 pub use sqlite::SqliteStore;
 #[cfg(feature = "postgres")]
-pub use transfer::{Contents, Findings, MoveProgress, MoveStep, OpenCommand, Place, StoreMove};
+pub use transfer::{Contents, Findings, MoveProgress, MoveStep, Place, StoreMove};
 
 /// What happened to one task, to be made durable.
 #[derive(Debug, Clone)]
@@ -66,6 +70,23 @@ pub struct TaskWrite {
     pub outbox_max: u64,
     /// Bytes that the task counts as after the events, in its caller's usage.
     pub stored_bytes: u64,
+}
+
+/// A task whose command has begun, and has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenCommand {
+    /// The task.
+    pub task: TaskId,
+    /// How far its output was taken over.
+    pub checkpoint: Option<Payload>,
+}
+
+impl OpenCommand {
+    /// The command of a task, if it has begun and has not ended.
+    fn of(task: &Task, checkpoint: Option<Payload>) -> Option<Self> {
+        let is_open = task.ended.is_none() && task.queued_at.is_none() && task.spec.on_interrupt == OnInterrupt::Resume;
+        is_open.then_some(Self { task: task.id, checkpoint })
+    }
 }
 
 /// What a caller has stored.

@@ -33,6 +33,11 @@ pub(crate) fn at_once<'a, T>(read: Result<T, Error>) -> Read<'a, T> {
 
 /// The reading side; sees what is committed, never waits for the writer.
 pub trait Reader: Send + Sync + 'static {
+    /// Whether the writer waits at this moment until another program lets it write.
+    fn is_locked_out(&self) -> bool {
+        false
+    }
+
     /// The task as of the last commit.
     fn task(&self, id: TaskId) -> Read<'_, Option<Arc<Task>>>;
 

@@ -274,7 +274,8 @@ impl Store for SqliteStore {
         // The files are checked before and after: nothing is added to one that was removed or cut short, and nothing in it is acknowledged.
         self.files.check_db()?;
         self.wal.check(&self.connection)?;
-        let transaction = begin_transaction(&self.connection, self.files.db_path())?;
+        let (connection, files) = (&self.connection, &self.files);
+        let transaction = files.beginning(|| begin_transaction(connection, files.db_path()))?;
         // Now nobody else writes. What we do may make the database smaller.
         let db_bytes = self.files.allow_shrinking();
         let written = write_all(transaction, &mut self.versions, writes, sessions).map_err(|error| self.rolled_back(db_bytes, error))?;

@@ -19,6 +19,10 @@ use super::{
 
 /// Connections kept for the next reader; more are opened when more threads read at once.
 const IDLE_CONNECTIONS_MAX: usize = 8;
+/// How much of a task is read to check it.
+const CHECKED_EVENTS: usize = 1_000;
+const CHECKED_CHUNKS: usize = 1_000;
+const CHECKED_BYTES: usize = 1024 * 1024;
 
 pub(super) struct SqliteReader {
     files: Arc<Files>,
@@ -128,13 +132,13 @@ fn upper_bound(before: Option<&TaskId>) -> &[u8] {
     before.map_or(&[0xff; 21][..], |id| &id.as_bytes()[..])
 }
 
-fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<TaskId>, Error> {
+pub(super) fn ids(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> Result<Vec<TaskId>, Error> {
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(params, id_of)?;
     Ok(rows.filter_map(Result::transpose).collect::<Result<_, _>>()?)
 }
 
-fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
+pub(super) fn read_event(connection: &Connection, id: TaskId, version: Version) -> Result<Option<Event>, Error> {
     let mut statement = connection.prepare_cached("SELECT at, event, checksum FROM log WHERE task = ? AND version = ?")?;
     let mut rows = statement.query(params![&id.as_bytes()[..], version.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
@@ -309,12 +313,28 @@ fn read_chunks(connection: &Connection, id: TaskId, from: Seq, bytes: usize, lim
     Ok(chunks)
 }
 
+/// Checks what is stored of a task: its head, its end, its first events and its first output.
+pub(super) fn check_task(connection: &Connection, id: TaskId) -> Result<(), Error> {
+    let read = || -> Result<(), Error> {
+        // All of it is of one moment.
+        let moment = connection.unchecked_transaction()?;
+        read_task(&moment, id)?;
+        read_events(&moment, id, Version(0), Version(u64::MAX), CHECKED_EVENTS)?;
+        read_chunks(&moment, id, Seq(0), CHECKED_BYTES, CHECKED_CHUNKS).map(drop)
+    };
+    read().map_err(|error| error.or_corrupt(format_args!("task {id}")))
+}
+
 /// How many content blocks a chunk has.
 fn count_blocks(json: &str) -> Result<u64, serde_json::Error> {
     serde_json::from_str::<Vec<&serde_json::value::RawValue>>(json).map(|blocks| blocks.len() as u64)
 }
 
 impl Reader for SqliteReader {
+    fn is_locked_out(&self) -> bool {
+        self.files.is_beginning()
+    }
+
     fn space(&self) -> Space {
         self.files.space()
     }

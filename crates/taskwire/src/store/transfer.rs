@@ -12,14 +12,11 @@ mod sqlite;
 use std::{collections::BTreeSet, fmt::Write as _, mem, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, future::try_join, stream};
-use taskwire_core::{
-    Epoch, Payload, SessionId, TaskId,
-    task::{OnInterrupt, Task},
-};
+use taskwire_core::{Epoch, Payload, SessionId, TaskId, task::Task};
 
 use self::{rows::TaskCheck, sqlite::SqliteSide};
 use super::{
-    Error, ErrorKind, OutboxItem, PostgresConfig,
+    Error, ErrorKind, OpenCommand, OutboxItem, PostgresConfig,
     marker::{Marker, MoveState},
     postgres::PostgresSide,
 };
@@ -68,15 +65,6 @@ pub struct MoveProgress {
     pub done: Contents,
     /// All that there is, if that is known.
     pub total: Option<Contents>,
-}
-
-/// A task whose command has begun, and has not ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenCommand {
-    /// The task.
-    pub task: TaskId,
-    /// How far its output was taken over.
-    pub checkpoint: Option<Payload>,
 }
 
 /// What was found in a store.
@@ -390,9 +378,8 @@ impl<'a> Reading<'a> {
         self.findings.contents.add(contents);
         let named = task.awaited_by().chain([task.epoch]).max().unwrap_or_default();
         self.findings.last_epoch = self.findings.last_epoch.max(named);
-        let is_begun = task.ended.is_none() && task.queued_at.is_none() && task.spec.on_interrupt == OnInterrupt::Resume;
-        if is_begun && self.step == MoveStep::Check {
-            self.findings.open_commands.push(OpenCommand { task: task.id, checkpoint });
+        if self.step == MoveStep::Check {
+            self.findings.open_commands.extend(OpenCommand::of(task, checkpoint));
         }
         (self.watcher)(MoveProgress { step: self.step, done: self.findings.contents, total: self.total });
     }

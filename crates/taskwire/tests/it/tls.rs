@@ -146,7 +146,7 @@ async fn calls_come_by_tls_1_2_and_1_3_and_a_client_trusts_its_own_authority_onl
         let client = server.client(trusting_by(&[version], &authority, None)).await;
         assert_eq!(client.call("quick", json!({})).await["content"][0]["text"], "done", "{version:?}");
     }
-    let refused = server.connect(&trusting(&other, None)).await.err().expect("the client refuses");
+    let refused = server.connect(&trusting(&other, None)).await.expect_err("the client refuses");
     assert!(refused.to_string().contains("UnknownIssuer"), "{refused}");
 }
 

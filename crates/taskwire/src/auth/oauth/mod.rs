@@ -30,6 +30,9 @@ use self::{
 };
 use super::{Denied, Identification, Identity, metadata::canonical};
 
+/// A token that no issuer has issued.
+const UNKNOWN_TOKEN: &str = "taskwire-doctor";
+
 /// The issuers whose tokens a server takes.
 pub struct Issuers {
     issuers: Vec<ReadyIssuer>,
@@ -59,6 +62,25 @@ impl Issuers {
             ready.push(ReadyIssuer::new(issuer, leeway, &fetch).map_err(|(key, reason)| InvalidIssuer { index, key, reason })?);
         }
         Ok(Self { issuers: ready })
+    }
+
+    /// Asks each issuer what a token would make the server ask: its URL, and why it does not answer as it should, if so. Issuers that are
+    /// asked about tokens are asked about one that nobody has.
+    pub async fn examine(&self, now: Timestamp) -> Vec<(String, Result<(), String>)> {
+        let mut examined = Vec::with_capacity(self.issuers.len());
+        for issuer in &self.issuers {
+            let answered = match &issuer.proof {
+                Proof::Keys(keys) => keys.refresh(now).await,
+                Proof::Introspection(introspector) => {
+                    match introspector.ask(UNKNOWN_TOKEN, &Sha256::digest(UNKNOWN_TOKEN).into(), now).await {
+                        Err(Denied::Unavailable(why)) => Err(why),
+                        _ => Ok(()),
+                    }
+                }
+            };
+            examined.push((issuer.url.clone(), answered));
+        }
+        examined
     }
 
     /// Whom a token stands for.

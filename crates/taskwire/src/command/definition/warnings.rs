@@ -34,9 +34,7 @@ impl Definition {
             ));
         }
         warnings.extend(self.unused(&compiled));
-        if let Some(path) = self.search_path(&compiled) {
-            warnings.extend(missing(compiled.argv.program(), &self.cwd, &path));
-        }
+        warnings.extend(self.program_problem(&compiled));
         if says_nothing(&self.description, compiled.argv.program()) {
             warnings.push(
                 "its description says only which program it runs: models choose tools by it, so say in `description` what it does"
@@ -45,6 +43,15 @@ impl Definition {
         }
         warnings.extend(portability(&self.name, &self.description, &self.input_schema));
         warnings
+    }
+
+    /// Why the program cannot be run, as far as can be seen without running it. None if the definition cannot be used at all.
+    pub fn missing_program(&self) -> Option<String> {
+        self.program_problem(&self.compile().ok()?)
+    }
+
+    fn program_problem(&self, compiled: &CompiledDefinition) -> Option<String> {
+        missing(compiled.argv.program(), &self.cwd, &self.search_path(compiled)?)
     }
 
     /// Warnings about script files that seem to run a value.

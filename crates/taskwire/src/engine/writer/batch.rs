@@ -202,6 +202,9 @@ pub(super) fn halves(mut requests: Vec<WriterRequest>, error: &store::Error) -> 
                 tracing::error!(%error, "a change of a session is refused, because of what is damaged: others go on");
                 let _ = receipt.send(Err(refusal.clone()));
             }
+            WriterRequest::Turn(taken) => {
+                let _ = taken.send(());
+            }
         }
     }
     Vec::new()

@@ -3,7 +3,7 @@
 //! `schema` has the tables, and `connection` the ways to the database: one connection that writes (`write`, with `rows` and `columns`),
 //! some for readers (`read`, `gather`), some for the lease and what else must not wait for readers (`cluster`), one that hears other nodes
 //! (`wakeups`). `busy` is one that has not answered yet. `upkeep` makes and drops partitions; `durability` says when the database may lose
-//! what it has acknowledged; `transfer` is for moves to and from other stores.
+//! what it has acknowledged; `transfer` is for moves to and from other stores, `examine` for a look from outside.
 
 mod busy;
 mod cluster;
@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod durability;
 mod error;
+mod examine;
 mod gather;
 mod read;
 mod rows;
@@ -44,7 +45,7 @@ use super::{
 };
 
 pub(super) use self::transfer::PostgresSide;
-pub use self::{config::PostgresConfig, error::PostgresError};
+pub use self::{config::PostgresConfig, error::PostgresError, examine::PostgresFindings};
 
 /// Nodes that write for one caller at one time should have different ones; where two have the same, one waits for the other.
 const USAGE_SLOTS: u64 = 16;
@@ -105,7 +106,15 @@ impl PostgresStore {
         cluster::nodes(&Database::new(config)?).await
     }
 
-    /// The same for a process whose commands have their files in `dir`, which no other process may use meanwhile.
+    /// Looks at the database and the store in it. Nothing is changed.
+    ///
+    /// # Errors
+    /// When the database cannot be reached, or does not answer.
+    pub async fn examine(config: PostgresConfig) -> Result<PostgresFindings, Error> {
+        examine::examine(Database::new(config)?).await
+    }
+
+    /// As [`open`](Self::open), for a process whose commands have their files in `dir`, which no other process may use meanwhile.
     ///
     /// # Errors
     /// As [`open`](Self::open); also when another process has the directory, when it is not this user's alone, or when it has tasks.

@@ -90,7 +90,9 @@ DO $$ BEGIN EXECUTE format('ALTER TABLE @chunk ATTACH PARTITION @chunk_before FO
 END $$;
 ";
 
-const SETTINGS: Sql = Sql {
+/// The oldest server that can be used, as it says its version.
+pub(super) const VERSION_MIN: i32 = 140_000;
+pub(super) const SETTINGS: Sql = Sql {
     text: "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), current_setting('fsync') = 'on',
         current_setting('synchronous_commit') = 'off', current_setting('data_checksums') = 'on', to_regnamespace($1) IS NOT NULL",
     types: &[Type::TEXT],
@@ -118,7 +120,7 @@ pub(super) async fn open(database: &Database) -> Result<Opened, Error> {
     let settings = rows.first().ok_or_else(|| Error::Unusable("the database does not say how it is set up".to_owned()))?;
     let value = |index: usize| settings.try_get::<_, bool>(index).map_err(classify);
     let (version, encoding): (i32, String) = (settings.try_get(0).map_err(classify)?, settings.try_get(1).map_err(classify)?);
-    if version < 140_000 {
+    if version < VERSION_MIN {
         return Err(Error::Unusable(format!("the database is PostgreSQL {}: use 14 or newer", version / 10_000)));
     }
     if encoding != "UTF8" {

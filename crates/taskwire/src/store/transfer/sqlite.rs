@@ -1,7 +1,7 @@
 //! A data directory, as a move reads and fills it.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
@@ -23,7 +23,7 @@ use crate::{
         Error, OutboxItem, Session,
         busy::begin_transaction,
         checksum,
-        data_dir::{self, DirLock, EPOCH, MOVED, MOVING, file_error},
+        data_dir::{self, DirLock, EPOCH, MOVED, MOVING, file_error, sync},
         files::{DB, SHM, WAL},
         marker::{Marker, MoveState},
         sqlite::{FORMAT, connect, migrate},
@@ -168,11 +168,6 @@ fn remove_file(dir: &Path, name: &str) -> Result<(), Error> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file_error(&path, error)),
         _ => Ok(()),
     }
-}
-
-/// Makes the names in a directory last.
-fn sync(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// What is wrong with a row, if that is all: any other error is one of the database.

@@ -22,11 +22,11 @@ pub(crate) struct Collector {
 
 impl Collector {
     /// Answers the first batches with these status lines and headers, and takes those that come later.
-    pub(crate) fn start(refusals: &[&'static str]) -> Self {
+    pub(crate) fn start(refusals: &'static [&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let collector = Self { port, spans: Arc::default() };
-        let (taking, mut refusals) = (collector.clone(), refusals.to_vec().into_iter());
+        let (taking, mut refusals) = (collector.clone(), refusals.iter().copied());
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 // Whoever hangs up in between sends its spans again.
