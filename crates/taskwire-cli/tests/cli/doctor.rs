@@ -111,20 +111,21 @@ fn what_is_wrong_fails_with_what_to_do() {
     });
     let text = format!(
         "listen = \"127.0.0.1:{port}\"\ndata = \"data\"\nlimits.disk_reserve_bytes = 0\nhttp.connections = 1000000\n\
-         auth.tokens = [{{ token = \"env:TASKWIRE_TEST_NO_SUCH_VARIABLE\", caller = \"ada\" }}]\n{TOOL}command = [\"no-such-program\"]\n\
-         [[tool]]\nname = \"u\"\ndescription = \"Another\"\ncommand = [\"true\"]\ncwd = \"nowhere\"\n"
+         auth.tokens = [{{ token = \"env:TASKWIRE_TEST_NO_SUCH_VARIABLE\", caller = \"ada\" }}]\n{TOOL}command = [\"no-such-program\"]\n"
     );
     let (is_well, findings) = examined(&[&configured(&dir, &text)]);
     assert!(!is_well);
     has(&findings, "secrets", "fail", "$TASKWIRE_TEST_NO_SUCH_VARIABLE");
     has(&findings, "tools", "fail", "`no-such-program` is not found in PATH");
-    has(&findings, "tools", "fail", "there is no directory");
     has(&findings, "directory", "fail", "`chmod 700 ");
     has(&findings, "address", "fail", "something else listens on");
     drop(closing.join().expect("somebody asked"));
     let (is_well, findings) = examined(&[&configured(&dir, "lisen = \"127.0.0.1:0\"")]);
     assert!(!is_well);
     has(&findings, "configuration", "fail", "did you mean `listen`?");
+    let (is_well, findings) = examined(&[&configured(&dir, &format!("{GOOD}{TOOL}command = [\"true\"]\ncwd = \"nowhere\"\n"))]);
+    assert!(!is_well);
+    has(&findings, "configuration", "fail", "nowhere is not a directory");
     let (_, findings) = examined(&[&configured(
         &dir,
         &format!("{GOOD}limits.disk_reserve_bytes = 1000000000000000000\n").replace("limits.disk_reserve_bytes = 0\n", ""),

@@ -1,10 +1,10 @@
 //! Tells whoever keeps a record who made, cancelled and answered tasks, once that is durable.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use taskwire_core::{
-    TaskId,
-    task::{Authority, Command, Reject},
+    CallerId, TaskId,
+    task::{Authority, Command, Reject, Task},
 };
 use tokio::sync::oneshot;
 
@@ -24,6 +24,16 @@ impl Engine {
         if let Some(audit) = &self.0.config.audit {
             audit.record(complete(AuditEntry::new(self.now(), action)));
         }
+    }
+
+    /// The caller's task, which it wants to change. If it has none of this id, that is told like any other change that was refused.
+    pub(crate) async fn task_to_change(&self, action: AuditAction, caller: &CallerId, id: TaskId) -> Result<Arc<Task>, Error> {
+        let found = self.require_task(caller, id).await;
+        if let Err(error) = &found {
+            let caller = Some(caller.clone());
+            self.audit(action, |entry| AuditEntry { caller, task: Some(id), outcome: error.in_a_few_words(), ..entry });
+        }
+        found
     }
 
     /// How many entries were lost of the record that is kept.

@@ -11,6 +11,7 @@ mod error;
 mod exchange;
 pub(crate) mod large_block;
 mod liveness;
+mod notes;
 mod observe;
 mod operator_log;
 mod output_buffer;
@@ -401,7 +402,7 @@ impl Engine {
         notes: Option<mpsc::Sender<CallNote>>,
     ) -> Result<Receipt, Error> {
         let new = NewTask { continuation: resumed.to_payload(), ..NewTask::new(spec, request, self.epoch()) };
-        let registration = notes.map(|notes| NoteRegistration::new(self, id, notes));
+        let registration = notes.map(|notes| notes::NoteRegistration::new(self, id, notes));
         let receipt = self.submit_as(id, Authority::Engine, Command::Create(new), false).await?;
         if let Some(registration) = registration.filter(|_| receipt.task.id == id) {
             registration.keep();
@@ -571,31 +572,5 @@ impl Engine {
                 }
             }
         });
-    }
-}
-
-/// The note sender of a run that has not begun; dropped before [`keep`](Self::keep), it is removed again.
-struct NoteRegistration<'a> {
-    engine: &'a Engine,
-    id: Option<TaskId>,
-}
-
-impl<'a> NoteRegistration<'a> {
-    fn new(engine: &'a Engine, id: TaskId, notes: mpsc::Sender<CallNote>) -> Self {
-        engine.note_senders().insert(id, notes);
-        Self { engine, id: Some(id) }
-    }
-
-    /// Leaves the sender for the run, which takes it when it begins.
-    fn keep(mut self) {
-        self.id = None;
-    }
-}
-
-impl Drop for NoteRegistration<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.engine.note_senders().remove(&id);
-        }
     }
 }

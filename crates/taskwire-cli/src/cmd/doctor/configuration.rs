@@ -72,15 +72,11 @@ fn secrets(config: &Config) -> Option<Finding> {
     }
 }
 
-/// Whether the programs of tools are there, and the directories that they run in.
+/// Whether the programs of tools are there.
 pub(super) fn programs(definitions: &[Definition]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for tool in definitions {
-        if !tool.cwd.is_dir() {
-            let dir = tool.cwd.display();
-            findings
-                .push(Finding::fail(TOOLS, format!("tool `{}`: there is no directory {dir}", tool.name)).so("make it, or change `cwd`"));
-        } else if let Some(missing) = tool.missing_program() {
+        if let Some(missing) = tool.missing_program() {
             findings.push(Finding::fail(TOOLS, format!("tool `{}`: {missing}", tool.name)));
         }
     }

@@ -14,6 +14,7 @@ use super::{
     long_poll, render,
 };
 use crate::{
+    audit::AuditAction,
     engine,
     protocol::{
         Fault,
@@ -72,7 +73,7 @@ pub(super) async fn update(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let id = task_id(cx)?;
     let raw = cx.params.input_responses.ok_or_else(|| Fault::params("`inputResponses` is missing"))?;
     let (answers, engine) = (answers(raw)?, &cx.context.engine);
-    let task = engine.task(cx.caller, id).await?.ok_or_else(not_found)?;
+    let task = engine.task_to_change(AuditAction::Answer, cx.caller, id).await?;
     let answers = for_task(&task, answers)?;
     if !answers.is_empty() {
         engine.submit(id, Authority::Caller(cx.caller.clone()), Command::Answer(answers)).await?;
@@ -121,7 +122,7 @@ pub(super) async fn cancel(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     cx.needs_tasks()?;
     let (id, engine) = (task_id(cx)?, &cx.context.engine);
     // Reading takes as long for another caller's task as for one that never was; the writer need not.
-    engine.require_task(cx.caller, id).await?;
+    engine.task_to_change(AuditAction::Cancel, cx.caller, id).await?;
     let command = Command::Cancel { reason: Some("cancelled by its caller".into()) };
     engine.submit(id, Authority::Caller(cx.caller.clone()), command).await?;
     Ok(ack())

@@ -14,8 +14,11 @@ use crate::store::Error;
 
 /// How many statements of one kind the database has at a time.
 const STATEMENTS_MAX: usize = 2;
-/// How many reads become one statement.
-const READS_MAX: usize = 128;
+/// How many reads become one statement: the result of a task may be large, and all of them are in memory together.
+const READS_MAX: usize = 16;
+
+/// How many reads of a statement that failed find the database away before the others are not tried.
+const AWAY_MAX: usize = 2;
 
 /// What one statement has read: an answer for each key, in their order.
 pub(super) type Many<V> = Result<Vec<Result<V, Error>>, Error>;
@@ -33,7 +36,7 @@ struct Waiting<K, V> {
     statements: usize,
 }
 
-/// One of the statements at a time, until nobody waits; counts down however that ends.
+/// One of the statements at a time, until nobody waits; counts down however that ends. Nobody waits for a statement that nobody makes.
 struct Slot<K, V> {
     waiting: Arc<Mutex<Waiting<K, V>>>,
     is_counted: bool,
@@ -41,7 +44,11 @@ struct Slot<K, V> {
 
 impl<K, V> Drop for Slot<K, V> {
     fn drop(&mut self) {
-        lock(&self.waiting).statements -= usize::from(self.is_counted);
+        let mut waiting = lock(&self.waiting);
+        waiting.statements -= usize::from(self.is_counted);
+        if waiting.statements == 0 {
+            waiting.reads.clear();
+        }
     }
 }
 
@@ -77,17 +84,25 @@ async fn read_all<K: Clone, V>(read: ReadMany<K, V>, mut slot: Slot<K, V>) {
     while let Some((keys, answers)) = slot.take() {
         match read(keys.clone()).await {
             Ok(values) => answers.into_iter().zip(values).for_each(|(answer, value)| drop(answer.send(value))),
-            Err(Error::Away { reason, .. }) => answers.into_iter().for_each(|answer| drop(answer.send(Err(away(&reason))))),
-            // What is damaged concerns one of them: each is read alone.
-            Err(_) if keys.len() > 1 => {
-                for (key, answer) in keys.iter().zip(answers) {
-                    let values = read(Arc::from([key.clone()])).await;
-                    let _ =
-                        answer.send(values.and_then(|values| values.into_iter().next().unwrap_or_else(|| Err(away("nothing was read")))));
-                }
-            }
+            // What is damaged, or too large, concerns one of them, perhaps.
+            Err(_) if keys.len() > 1 => read_alone(&read, &keys, answers).await,
             Err(error) => drop(answers.into_iter().next().map(|answer| answer.send(Err(error)))),
         }
+    }
+}
+
+/// Reads each alone. After the second one that finds the database away, the rest is not tried.
+async fn read_alone<K: Clone, V>(read: &ReadMany<K, V>, keys: &[K], answers: Answers<V>) {
+    let mut away_count = 0;
+    for (key, answer) in keys.iter().zip(answers) {
+        let value = if away_count < AWAY_MAX {
+            let values = read(Arc::from([key.clone()])).await;
+            values.and_then(|values| values.into_iter().next().unwrap_or_else(|| Err(away("nothing was read"))))
+        } else {
+            Err(away("the database did not answer others just now"))
+        };
+        away_count += usize::from(matches!(value, Err(Error::Away { .. })));
+        let _ = answer.send(value);
     }
 }
 
@@ -121,7 +136,8 @@ mod tests {
 
     type Sent = mpsc::Receiver<Vec<u32>>;
 
-    /// Reads ten times each number, when it may; a statement with the number 13 fails. Says which numbers each statement has.
+    /// Reads ten times each number, when it may; a statement with the number 13 fails, and with 99 the database is away. Says which numbers
+    /// each statement has.
     fn tens() -> (Gather<u32, u32>, Arc<Semaphore>, Sent) {
         let (sent, statements) = mpsc::channel(100);
         let may = Arc::new(Semaphore::new(0));
@@ -132,6 +148,9 @@ mod tests {
                 async move {
                     let _ = sent.send(keys.to_vec()).await;
                     may.acquire().await.expect("it is open").forget();
+                    if keys.contains(&99) {
+                        return Err(away("99"));
+                    }
                     if keys.contains(&13) {
                         return Err(Error::corrupt_task(TaskId::from_bytes(&[1; 20]).expect("an id"), "13"));
                     }
@@ -148,15 +167,15 @@ mod tests {
         let first: Vec<_> = [1, 2].map(|key| Box::pin(gather.get(key))).into_iter().collect();
         let mut first = pin!(join_all(first));
         assert!(first.as_mut().now_or_never().is_none());
-        let mut rest = pin!(join_all((3..40).map(|key| gather.get(key))));
+        let mut rest = pin!(join_all((20..57).map(|key| gather.get(key))));
         assert!(rest.as_mut().now_or_never().is_none());
         assert_eq!(statements.recv().await.expect("who asks alone waits for nobody")[0], 1);
         may.add_permits(10);
         let (first, rest) = (first.await, rest.await);
         let read: Vec<u32> = first.into_iter().chain(rest).map(|read| read.expect("it is read")).collect();
-        assert_eq!(read, (1..40).map(|key| key * 10).collect::<Vec<_>>());
+        assert_eq!(read, [1, 2].into_iter().chain(20..57).map(|key| key * 10).collect::<Vec<_>>());
         let more = std::iter::from_fn(|| statements.try_recv().ok()).count();
-        assert!(more <= 2, "{more} more statements for 39 reads");
+        assert!(more <= 3, "{more} more statements for 39 reads");
         assert_eq!(lock(&gather.waiting).statements, 0);
         assert_eq!(gather.get(50).await.expect("the next one begins a statement"), 500);
     }
@@ -168,6 +187,17 @@ mod tests {
         let read = join_all([7, 8, 12, 13, 14].map(|key| gather.get(key))).await;
         let read: Vec<Option<u32>> = read.into_iter().map(Result::ok).collect();
         assert_eq!(read, [Some(70), Some(80), Some(120), None, Some(140)]);
+    }
+
+    #[tokio::test]
+    async fn an_outage_is_met_a_few_times_and_not_by_each() {
+        let (gather, may, mut statements) = tens();
+        may.add_permits(100);
+        assert_eq!(join_all([7, 99, 8].map(|key| gather.get(key))).await.into_iter().filter(Result::is_ok).count(), 2);
+        let _ = std::iter::from_fn(|| statements.try_recv().ok()).count();
+        let read = join_all([99, 99, 99, 99, 7].map(|key| gather.get(key))).await;
+        assert!(read.iter().all(Result::is_err), "{read:?}");
+        assert_eq!(std::iter::from_fn(|| statements.try_recv().ok()).count(), 1 + AWAY_MAX);
     }
 
     #[tokio::test]
