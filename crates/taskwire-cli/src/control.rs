@@ -104,6 +104,9 @@ pub(crate) struct Changes {
     certificate: Option<String>,
     /// Keys that take effect only after a restart.
     restart: Vec<String>,
+    /// New tools that are not served before a restart, because their rules hold only then.
+    #[serde(default)]
+    waiting: Vec<String>,
     /// Warnings, a line for each.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
@@ -123,6 +126,9 @@ impl fmt::Display for Changes {
         if !self.restart.is_empty() {
             let keys: Vec<String> = self.restart.iter().map(|key| format!("`{key}`")).collect();
             write!(f, "\nneeds a restart: {}", keys.join(", "))?;
+        }
+        if !self.waiting.is_empty() {
+            write!(f, "\nnot served before a restart, because `[auth] scopes` has a new rule for each: {}", self.waiting.join(", "))?;
         }
         Ok(())
     }
@@ -189,7 +195,7 @@ impl LiveConfig {
         let file = file.map(std::path::absolute).transpose()?;
         let live = Self { config, file, overridden_keys, registry, commands, tls: None, audit, served_tools: Mutex::default() };
         *live.lock() = tool_snapshots(live.config.demo, &definitions);
-        live.serve_tools(&live.config, definitions)?;
+        live.serve_tools(&live.config, definitions, &[])?;
         Ok(live)
     }
 
@@ -206,12 +212,13 @@ impl LiveConfig {
         self.served_tools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves these tools and no others; all or nothing.
-    fn serve_tools(&self, config: &Config, definitions: Vec<Definition>) -> anyhow::Result<()> {
+    /// Serves these tools but those that wait, and no others; all or nothing.
+    fn serve_tools(&self, config: &Config, definitions: Vec<Definition>, waiting: &[String]) -> anyhow::Result<()> {
         let names: Vec<String> = definitions.iter().map(|definition| definition.name.clone()).collect();
         let commands = self.commands.tools(definitions).map_err(|(n, problem)| config.refuse_tool(n, &problem))?;
         let tools = if config.demo { demo::tools() } else { Vec::new() };
-        self.registry.set_tools(tools.into_iter().chain(commands).collect()).map_err(|invalid| {
+        let served = tools.into_iter().chain(commands).filter(|tool| !waiting.iter().any(|name| **name == **tool.name()));
+        self.registry.set_tools(served.collect()).map_err(|invalid| {
             let key = if invalid.what.contains("output") { "output_schema" } else { "input_schema" };
             let problem = Problem { key, path: Vec::new(), message: invalid.to_string() };
             config.refuse_tool(names.iter().position(|name| *name == invalid.tool).unwrap_or_default(), &problem)
@@ -239,12 +246,15 @@ impl LiveConfig {
         let definitions = config.definitions(&secrets)?;
         // A server without TLS needs a restart for it.
         let tls = if self.tls.is_some() { config.read_tls()? } else { None };
-        let new = tool_snapshots(config.demo, &definitions);
+        let mut new = tool_snapshots(config.demo, &definitions);
+        let waiting = self.waiting(&config, &old, &new);
+        new.retain(|(name, _)| !waiting.contains(name));
         let mut changes = Changes::between(&old, &new);
         changes.restart = self.config.restart_keys(&config, &self.overridden_keys);
         changes.warnings = config.warnings(&definitions);
+        changes.waiting.clone_from(&waiting);
         if *old != new {
-            self.serve_tools(&config, definitions)?;
+            self.serve_tools(&config, definitions, &waiting)?;
             *old = new;
         }
         if let (Some(tls), Some(new)) = (&self.tls, tls) {
@@ -253,6 +263,13 @@ impl LiveConfig {
             changes.warnings.extend(config.tls_warnings(&new, SystemClock.now()));
         }
         Ok(changes)
+    }
+
+    /// New tools for which the file has a rule that this server does not have: without it, anybody could call them.
+    fn waiting(&self, config: &Config, old: &ToolSnapshots, new: &ToolSnapshots) -> Vec<String> {
+        let is_new = |name: &&String| !old.iter().any(|(other, _)| other == *name);
+        let waits = |name: &&String| self.config.auth.has_other_rule(&config.auth, name);
+        new.iter().map(|(name, _)| name).filter(is_new).filter(waits).cloned().collect()
     }
 
     /// Reloads on a blocking thread, and logs the outcome.
@@ -412,6 +429,9 @@ mod tests {
         assert_eq!(renewed.to_string(), "unchanged: 1\ncertificate: read again, valid until 2026-07-29T00:00:00.000Z");
         let restart = Changes { restart: vec!["listen".to_owned(), "http.connections".to_owned()], ..Changes::default() };
         assert_eq!(restart.to_string(), "unchanged: 0\nneeds a restart: `listen`, `http.connections`");
+        let waiting = Changes { waiting: vec!["a".to_owned(), "b".to_owned()], ..Changes::default() };
+        let words = "unchanged: 0\nnot served before a restart, because `[auth] scopes` has a new rule for each: a, b";
+        assert_eq!(waiting.to_string(), words);
     }
 
     #[test]

@@ -187,7 +187,8 @@ pub struct HttpConfig {
     pub allowed_origins: Vec<String>,
     /// Refuses task requests without `Mcp-Name`, which the protocol demands but some clients leave out.
     pub strict_headers: bool,
-    /// Connections at one time. One more closes the one that has been idle longest: on which no request is being answered.
+    /// Connections at one time. One more closes the one that has been idle longest: on which no request is being answered. If none is
+    /// idle, it is refused with 503.
     pub connections: usize,
     /// Idle connections at one time; one more closes the one that was idle longest.
     pub idle_connections: usize,

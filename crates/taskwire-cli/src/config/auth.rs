@@ -246,6 +246,12 @@ impl AuthTable {
         Ok(rules)
     }
 
+    /// Whether `new` has a rule for this tool that is not the one here.
+    pub(crate) fn has_other_rule(&self, new: &Self, tool: &str) -> bool {
+        let operation = format!("{TOOL}{tool}");
+        new.scopes.get(&operation).is_some_and(|rule| self.scopes.get(&operation) != Some(rule))
+    }
+
     /// The callers with tokens, each with the variable that its token comes from, if any.
     pub(crate) fn callers(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.tokens.iter().map(|entry| (entry.caller.as_str(), entry.token.as_ref().and_then(|token| variable(&token.0))))

@@ -203,7 +203,7 @@ struct HttpTable {
     allowed_origins: Vec<String>,
     /// Whether a `tasks/*` request without `Mcp-Name` is refused. Default: `false`.
     strict_headers: bool,
-    /// Open connections; one more takes the place of the one that was idle longest. Fewer, where the server may have too few files open.
+    /// Open connections; one more takes the place of the one that was idle longest, or gets 503. Fewer, where too few files may be open.
     /// Default: `10000`.
     connections: Option<usize>,
     /// Open connections on which no request is being answered; one more closes the one that was idle longest. Default: `4000`.

@@ -208,6 +208,36 @@ fn a_key_that_needs_a_restart_is_named() {
 }
 
 #[test]
+fn a_new_tool_with_a_rule_of_its_own_is_not_served_before_the_restart_that_its_rule_needs() {
+    let auth = |rules: &str| {
+        let tokens = "tokens = [{ token = \"s3cret\", caller = \"me\", scopes = [\"use\"] }]";
+        format!("[auth]\n{tokens}\nscopes = {{ {rules} }}\n\n")
+    };
+    let tools = |user: &User, url: &str| -> Vec<String> {
+        let listed = user.run(&["tools", url, "--json", "--token", "s3cret"]).json();
+        listed.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    let served = Served::with(&[auth("\"tool:a\" = [\"use\"]"), says("a", "one")].concat());
+    let rules = auth("\"tool:a\" = [\"use\"], \"tool:c\" = [\"deploy\"]");
+    served.write(&[rules, says("a", "one"), says("b", "two"), says("c", "three")].concat());
+    let words =
+        "\nneeds a restart: `auth.scopes.tool:c`\nnot served before a restart, because `[auth] scopes` has a new rule for each: c\n";
+    assert_eq!(served.reloaded(), format!("added: b; unchanged: 1{words}"));
+    assert_eq!(tools(&served.user, &served.url), ["a", "b"]);
+    assert_eq!(served.reloaded(), format!("unchanged: 2{words}"), "it still waits");
+    assert_eq!(tools(&served.user, &served.url), ["a", "b"]);
+    let Served { user, running, file, .. } = served;
+    running.signal("TERM");
+    assert_eq!(running.end().code, Some(0));
+    let (_running, url) = start(&user, &file);
+    assert_eq!(tools(&user, &url), ["a", "b", "c"]);
+    let call = |tool: &str| user.run(&["call", &url, tool, "--token", "s3cret"]);
+    assert_eq!(call("a").out, "one\n");
+    let refused = call("c");
+    assert!(refused.code != Some(0) && refused.err.contains("deploy"), "{refused:?}");
+}
+
+#[test]
 fn where_no_server_is_nobody_is_told() {
     let user = User::new();
     let data = user.path("data");

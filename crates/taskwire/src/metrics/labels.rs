@@ -102,6 +102,8 @@ labels! {
         SlowBody = "slow_body",
         /// Its connection gave way to another one (`http.connections`, `http.idle_connections`).
         Evicted = "evicted",
+        /// There was no room for its connection (`http.connections`).
+        Connections = "connections",
     }
 }
 

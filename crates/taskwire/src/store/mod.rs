@@ -6,6 +6,7 @@
 mod busy;
 mod checksum;
 mod copy;
+mod damage;
 mod data_dir;
 mod disk_space;
 mod error;
@@ -20,6 +21,7 @@ mod reader;
 mod session;
 mod sqlite;
 mod sqlite_read;
+mod sqlite_session;
 #[cfg(test)]
 mod suite;
 #[cfg(feature = "postgres")]

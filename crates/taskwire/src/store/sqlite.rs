@@ -8,18 +8,19 @@ use std::{borrow::Cow, collections::HashMap, fs::OpenOptions, path::Path, sync::
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 use taskwire_core::{
-    CallerId, Epoch, Payload, Seq, TaskId, Timestamp, Version,
+    CallerId, Epoch, Seq, TaskId, Timestamp, Version,
     task::{Blocks, Event, Task, wants},
 };
 
 use super::{
-    CallKey, Error, ErrorKind, OutboxItem, Reader, SessionChange, Store, TaskWrite, Usage, Written,
+    CallKey, Error, ErrorKind, Reader, SessionChange, Store, TaskWrite, Usage, Written,
     busy::{self, begin_transaction, retry_while_busy},
-    checksum,
+    checksum, damage,
     data_dir::{self, DirLock, file_error},
     disk_space::{self, DiskSpace},
     files::{DB, Files},
     sqlite_read::{ChunkRowHeader, SqliteReader, plan_queries_once, read_key, read_task},
+    sqlite_session::{write_outbox, write_session},
     wal::{self, PreviousWalEnd, Wal},
 };
 use crate::{clock::random_bytes, owned_files};
@@ -195,6 +196,9 @@ impl SqliteStore {
     /// A batch could not be written. After an error that passes, the next one begins on what was there before.
     fn rolled_back(&mut self, db_bytes: u64, error: Error) -> Error {
         self.versions.clear();
+        let is_corrupt = matches!(error, Error::Corrupt { .. });
+        let of_all = is_corrupt.then(|| damage::check(&self.connection, self.files.db_path()).err()).flatten();
+        let error = of_all.unwrap_or(error);
         match error {
             // The transaction is over by now, or the connection is of no use any more.
             Error::Full(source) if !self.connection.is_autocommit() => Error::Database(source),
@@ -316,7 +320,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Writes a batch. If that fails, nothing of it is there, unless its fsync has failed.
+/// Writes a batch. If that fails, nothing of it is there, unless its fsync has failed. A page that is damaged concerns what is written there.
 fn write_all(
     transaction: Transaction<'_>,
     versions: &mut HashMap<TaskId, Version>,
@@ -325,19 +329,29 @@ fn write_all(
 ) -> Result<Vec<Written>, Error> {
     let mut written = Vec::with_capacity(writes.len());
     for write in writes {
-        let obstacle = obstacle(&transaction, versions, write)?;
-        if obstacle.is_none() {
-            write_task(&transaction, write)?;
-            write_outbox(&transaction, write)?;
-            remember_version(versions, &write.task);
-        }
-        written.push(obstacle.unwrap_or(Written::Done));
+        let done = carry_out(&transaction, versions, write);
+        written.push(done.map_err(|error| error.or_corrupt(format_args!("task {}", write.task.id)))?);
     }
     for change in sessions {
-        write_session(&transaction, change)?;
+        write_session(&transaction, change).map_err(|error| error.or_corrupt("a session"))?;
     }
-    transaction.commit()?;
+    let unread = writes.iter().zip(&written).find(|(_, written)| **written == Written::Conflict(None));
+    transaction.commit().map_err(|error| match unread {
+        // SQLite commits nothing if it has met a damaged page, be it when it looked at this task.
+        Some((write, _)) => Error::from(error).or_corrupt(format_args!("task {}", write.task.id)),
+        None => error.into(),
+    })?;
     Ok(written)
+}
+
+fn carry_out(transaction: &Connection, versions: &mut HashMap<TaskId, Version>, write: &TaskWrite) -> Result<Written, Error> {
+    if let Some(obstacle) = obstacle(transaction, versions, write)? {
+        return Ok(obstacle);
+    }
+    write_task(transaction, write)?;
+    write_outbox(transaction, write)?;
+    remember_version(versions, &write.task);
+    Ok(Written::Done)
 }
 
 fn load(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
@@ -460,50 +474,6 @@ fn drop_oldest(transaction: &Connection, id: TaskId, bytes: u64) -> Result<(), E
     if let Some(keep) = keep {
         transaction.prepare_cached("DELETE FROM chunk WHERE task = ? AND seq < ?")?.execute(params![&id.as_bytes()[..], keep])?;
     }
-    Ok(())
-}
-
-/// Adds an item to the outbox of the task's session, if that session is still there.
-fn write_outbox(transaction: &Connection, write: &TaskWrite) -> Result<(), Error> {
-    let Some((session, OutboxItem { task, first_version: first, last_version: last, first_seq: from, end_seq: end, .. })) =
-        write.outbox_item()
-    else {
-        return Ok(());
-    };
-    let position: Option<u64> = transaction
-        .prepare_cached(
-            "INSERT INTO outbox SELECT ?1, ifnull((SELECT max(position) FROM outbox WHERE session = ?1), 0) + 1, ?2, ?3, ?4, ?5, ?6
-             WHERE EXISTS(SELECT 1 FROM session WHERE id = ?1) RETURNING position",
-        )?
-        .query_row(params![session.as_str(), &task.as_bytes()[..], first.0, last.0, from.0, end.0], |row| row.get(0))
-        .optional()?;
-    if let Some(oldest) = position.and_then(|position| position.checked_sub(write.outbox_max)) {
-        transaction.prepare_cached("DELETE FROM outbox WHERE session = ? AND position <= ?")?.execute(params![session.as_str(), oldest])?;
-    }
-    Ok(())
-}
-
-fn write_session(transaction: &Connection, change: &SessionChange) -> Result<(), Error> {
-    let (session, before, sql) = match change {
-        SessionChange::Begin(session) => (session, None, "INSERT INTO session VALUES(?1, ?2, ?3, ?4, ?5)"),
-        SessionChange::Update { session, before } => {
-            let sql =
-                "UPDATE session SET caller = ?2, last_used = ?3, data = ?4, checksum = ?5 WHERE id = ?1 AND (?6 IS NULL OR data = ?6)";
-            (session, Some(before.as_ref().map(Payload::as_str)), sql)
-        }
-        SessionChange::End(id) => {
-            transaction.prepare_cached("DELETE FROM session WHERE id = ?")?.execute([id.as_str()])?;
-            transaction.prepare_cached("DELETE FROM outbox WHERE session = ?")?.execute([id.as_str()])?;
-            return Ok(());
-        }
-    };
-    let (id, caller, seen, data) = (session.id.as_str(), session.caller.as_str(), session.last_used.as_millis(), session.data.as_str());
-    let checksum = checksum::of_session(id, caller, seen, data);
-    let mut statement = transaction.prepare_cached(sql)?;
-    match before {
-        None => statement.execute(params![id, caller, seen, data, checksum])?,
-        Some(before) => statement.execute(params![id, caller, seen, data, checksum, before])?,
-    };
     Ok(())
 }
 

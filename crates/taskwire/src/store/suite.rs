@@ -2,8 +2,8 @@
 //!
 //! A [`Driver`] does to a task what the engine would; a [`Lab`] commits it and compares: what is loaded, and what the
 //! stored log alone makes, must be the task in memory.
-//! What stores promise that nodes share is in `shared`, what only SQLite promises in `sqlite_only`, what moves from store to store promise in
-//! `moves`.
+//! What stores promise that nodes share is in `shared`, what only SQLite promises in `sqlite_only` and `damaged_pages`, what moves from store
+//! to store promise in `moves`.
 
 use std::{
     cell::RefCell,
@@ -32,6 +32,7 @@ use super::{
 };
 use crate::testing::TempDir;
 
+mod damaged_pages;
 mod lab;
 mod shared;
 mod sqlite_only;

@@ -18,6 +18,8 @@ pub(super) struct ConnectionSlots {
     max: usize,
     /// How many idle connections there may be: each takes memory, and may never send a request.
     idle_max: usize,
+    /// Whether those who have one are refused: the others are all taken.
+    refuses: bool,
     table: Mutex<Table>,
     /// Notified when a slot is free, or a connection became idle.
     free: Notify,
@@ -50,7 +52,12 @@ pub(super) struct ConnectionSlot {
 
 impl ConnectionSlots {
     pub(super) fn new(max: usize, idle_max: usize) -> Arc<Self> {
-        Arc::new(Self { max, idle_max: idle_max.max(1), table: Mutex::default(), free: Notify::new() })
+        Arc::new(Self { max, idle_max: idle_max.max(1), refuses: false, table: Mutex::default(), free: Notify::new() })
+    }
+
+    /// Slots of connections that are refused. None of these is ever busy, so one can always be had: that of the oldest, if all are taken.
+    pub(super) fn of_refusals(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, idle_max: max.max(1), refuses: true, table: Mutex::default(), free: Notify::new() })
     }
 
     /// Waits for a slot: a free one, or that of the connection that has been idle longest.
@@ -68,7 +75,8 @@ impl ConnectionSlots {
         self.table().close_longest_idle();
     }
 
-    fn try_acquire(self: &Arc<Self>) -> Option<Arc<ConnectionSlot>> {
+    /// A slot, if one is free or its connection is idle.
+    pub(super) fn try_acquire(self: &Arc<Self>) -> Option<Arc<ConnectionSlot>> {
         let mut table = self.table();
         if table.open.len() >= self.max || table.idle.len() >= self.idle_max {
             table.close_longest_idle()?;
@@ -118,6 +126,11 @@ impl Table {
 }
 
 impl ConnectionSlot {
+    /// Whether its connection is refused.
+    pub(super) fn refuses(&self) -> bool {
+        self.slots.refuses
+    }
+
     /// A known caller has begun to send a request: connections that were idle before are evicted first.
     pub(super) fn touch(&self) {
         let mut table = self.slots.table();
@@ -235,6 +248,18 @@ mod tests {
         refused.flushed();
         let _other = slots.try_acquire().expect("one of them");
         assert!(evicted(&refused) && !evicted(&silent));
+    }
+
+    #[test]
+    fn for_a_refusal_there_is_always_a_slot() {
+        let slots = ConnectionSlots::of_refusals(2);
+        let [first, second, third] = [(); 3].map(|()| slots.try_acquire().expect("that of the oldest"));
+        assert_eq!([&first, &second, &third].map(|slot| (slot.refuses(), evicted(slot))), [(true, true), (true, false), (true, false)]);
+        second.reply_handed_over();
+        second.flushed();
+        let _fourth = slots.try_acquire().expect("that of the oldest");
+        assert!(evicted(&second) && !evicted(&third), "an answer makes it no younger");
+        assert!(!ConnectionSlots::new(1, 1).try_acquire().expect("a free one").refuses());
     }
 
     #[tokio::test]

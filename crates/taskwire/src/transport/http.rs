@@ -31,6 +31,7 @@ use super::{
     body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
     connection_slots::{ConnectionSlot, ConnectionSlots},
     guard,
+    refusals::{self, REFUSAL_TIME},
     reply_body::{EventStream, ReplyBody, SlotBody},
     scrape,
     write_timeout::{BUFFER_BYTES, WriteTimeoutIo},
@@ -67,29 +68,32 @@ pub(crate) async fn accept(endpoint: Arc<Endpoint>, listener: TcpListener) -> In
     accept_for(endpoint, listener, connection).await
 }
 
-/// Accepts connections for `serve`, as many at one time as there may be.
+/// Accepts connections for `serve`, as many at one time as there may be; the others are refused.
 pub(super) async fn accept_for<F: Future<Output = ()> + Send + 'static>(
     endpoint: Arc<Endpoint>,
     listener: TcpListener,
     serve: impl Fn(Arc<Endpoint>, TcpStream, Peer, Arc<ConnectionSlot>) -> F,
 ) -> Infallible {
     let (slots, mut failures) = (connection_slots(&endpoint), AcceptFailures::default());
+    let (refusals, clock) = (refusals::slots(&endpoint.context.config.http), endpoint.context.engine.clock().clone());
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                let slot = slots.acquire().await;
+                let (slot, limit) = match slots.try_acquire() {
+                    Some(slot) => (slot, None),
+                    None => (refusals.acquire().await, Some(clock.sleep(REFUSAL_TIME))),
+                };
                 endpoint.connections.send_modify(|open| *open += 1);
                 let closed = ConnectionCount(endpoint.clone());
                 let _ = stream.set_nodelay(true);
                 let served = serve(endpoint.clone(), stream, Peer::at(from.ip()), slot);
-                tokio::spawn(async move {
+                let served = async move {
                     let _closed = closed;
                     audit::sent_from(Some(from.ip()), served).await;
-                });
+                };
+                refusals::spawn(served, limit);
             }
-            Err(error) => {
-                failures.pause(&slots, &error, endpoint.context.engine.clock().monotonic()).await;
-            }
+            Err(error) => failures.pause(&slots, &error, clock.monotonic()).await,
         }
     }
 }
@@ -162,7 +166,7 @@ pub(super) async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(http.read_timeout)
         .max_header_size(http.head_bytes)
-        .keep_alive(!draining)
+        .keep_alive(!draining && !slot.refuses())
         .serve_connection(io, service);
     tokio::pin!(connection);
     let result = loop {
@@ -277,6 +281,9 @@ pub(super) fn denied(refused: Reply) -> Response<ReplyBody> {
 
 async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, request: Request<HttpBody>) -> Response<ReplyBody> {
     let context = &endpoint.context;
+    if slot.refuses() {
+        return Box::pin(refusals::respond(context.engine.clock(), request)).await;
+    }
     match (request.uri().path(), request.method()) {
         ("/mcp", &Method::POST) => post(endpoint, peer, slot, request).await,
         ("/mcp", &Method::OPTIONS) if request.headers().contains_key(ORIGIN) => {
@@ -482,8 +489,7 @@ async fn read(mut body: HttpBody, mut intake: BodyBuffer, max: usize, clock: Arc
 
 /// The response to a request that was complete only when its connection had been evicted. It may not arrive.
 pub(super) fn slot_evicted() -> Response<ReplyBody> {
-    let message = "too many connections (configuration key `http.connections`): try again";
-    because(Refused::Evicted, refuse(503, code::UNAVAILABLE, message))
+    refusals::too_many_connections(Refused::Evicted)
 }
 
 /// A response that is made while it is sent.

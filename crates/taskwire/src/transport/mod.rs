@@ -9,6 +9,7 @@ pub(crate) mod bridge;
 mod connection_slots;
 mod guard;
 pub(crate) mod http;
+mod refusals;
 mod reply_body;
 pub(crate) mod scrape;
 pub(crate) mod stdio;

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskwire::{
+    clock::Clock,
     server::{Config, HttpConfig},
     tool::{InputRequired, Prompt, Resource, TaskMode, ToolError},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
 };
 
 use crate::{
-    kit::{Client, Response, TestServer, manual_clock, read_response, with_timeout},
+    kit::{Client, Response, SECOND, TestServer, manual_clock, passing, read_response, until_there_is_room, with_timeout},
     schema,
     tasks::{Gate, accept, name_form, registry, tool, two_callers},
 };
@@ -87,6 +88,21 @@ impl Connection {
         let (head, body) = self.response().await;
         assert!(head.starts_with("http/1.1 200 "), "{head}");
         assert_eq!(body, b"ok\n");
+    }
+
+    /// The server has no room for it, answers its only request with that, and hangs up.
+    async fn until_refused(mut self, client: &Client) {
+        self.request(client, "server/discover", json!({})).await;
+        let (head, body) = self.response().await;
+        assert!(head.starts_with("http/1.1 503 "), "{head}");
+        for line in ["retry-after: 1", "connection: close", "content-type: application/json"] {
+            assert!(head.lines().any(|found| found == line), "{line}: {head}");
+        }
+        let refusal: Value = serde_json::from_slice(&body).expect("JSON");
+        schema::check_error(&refusal);
+        assert_eq!(refusal["error"]["code"], -31002, "{refusal}");
+        assert!(refusal["error"]["message"].as_str().is_some_and(|why| why.contains("`http.connections`")), "{refusal}");
+        self.is_closed().await;
     }
 
     /// The server has hung up.
@@ -319,13 +335,6 @@ async fn a_request_has_one_token_and_one_page() {
 
 // Connections.
 
-/// Lets the server do all that it can do by now.
-async fn settle() {
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-}
-
 #[tokio::test]
 async fn so_many_connections_are_served_and_another_when_one_is_closed() {
     let gate = Gate::new();
@@ -339,13 +348,11 @@ async fn so_many_connections_are_served_and_another_when_one_is_closed() {
     for _ in 0..2 {
         with_timeout("the start of a call", gate.started.wait()).await;
     }
-    let mut third = Connection::open(&server).await;
-    third.send(HEALTH).await;
-    settle().await;
-    assert!(third.is_quiet(), "there is no room for it");
+    Connection::open(&server).await.until_refused(&client).await;
     drop(first);
-    let (head, _) = third.response().await;
-    assert!(head.starts_with("http/1.1 200 "), "{head}");
+    until_there_is_room(server.port).await;
+    let mut third = Connection::open(&server).await;
+    third.ask(&client, "server/discover", json!({})).await;
     gate.go.send();
     gate.go.send();
     assert_eq!(second.answer(&call).await["result"]["content"][0]["text"], "done");
@@ -401,14 +408,60 @@ async fn who_is_not_let_in_goes_before_who_is() {
 #[tokio::test]
 async fn a_stream_keeps_its_place_for_as_long_as_it_lasts() {
     let server = start(HttpConfig { connections: 1, ..HttpConfig::default() }).await;
-    let events = server.client().listen(json!({})).await;
-    let mut second = Connection::open(&server).await;
-    second.send(HEALTH).await;
-    settle().await;
-    assert!(second.is_quiet(), "there is no room for it");
+    let client = server.client();
+    let events = client.listen(json!({})).await;
+    Connection::open(&server).await.until_refused(&client).await;
     drop(events);
-    let (head, _) = second.response().await;
+    until_there_is_room(server.port).await;
+    Connection::open(&server).await.ask(&client, "server/discover", json!({})).await;
+}
+
+#[tokio::test]
+async fn while_streams_have_all_connections_others_are_refused_at_once_and_probes_are_answered() {
+    let server = start(HttpConfig { connections: 2, ..HttpConfig::default() }).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let metrics = listener.local_addr().expect("an address").port();
+    tokio::spawn({
+        let server = server.server.clone();
+        async move { server.serve_metrics(listener, std::future::pending()).await }
+    });
+    let client = server.client();
+    let streams = [client.listen(json!({})).await, client.listen(json!({})).await];
+    for _ in 0..3 {
+        Connection::open(&server).await.until_refused(&client).await;
+    }
+    for path in ["/healthz", "/readyz"] {
+        let (head, body) = once(&server, &format!("GET {path}"), &[("Host", "10.1.2.3")]).await;
+        assert!(head.starts_with("http/1.1 200 ") && head.contains("connection: close"), "{path}: {head}");
+        assert_eq!(body, "ok\n", "{path}");
+    }
+    let told = with_timeout("the metrics", Client::new(metrics).bytes(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")).await;
+    let told = String::from_utf8(told.body).expect("text");
+    assert!(told.contains("taskwire_http_refused_total{reason=\"connections\"} 3\n"), "{told}");
+    drop(streams);
+}
+
+#[tokio::test]
+async fn of_those_for_whom_there_is_no_room_the_silent_ones_are_cut_off() {
+    let clock = manual_clock();
+    let config = Config { http: HttpConfig { connections: 1, ..HttpConfig::default() }, ..Config::default() };
+    let server = TestServer::start_with(registry([]), config, Arc::new(clock.clone())).await;
+    let client = server.client();
+    let stream = client.listen(json!({})).await;
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(Connection::open(&server).await);
+    }
+    let (head, _) = once(&server, "GET /readyz", &[("Host", "localhost")]).await;
     assert!(head.starts_with("http/1.1 200 "), "{head}");
+    silent[0].is_closed().await;
+    let mut last = silent.pop().expect("the last of them");
+    assert!(last.is_quiet(), "there are some at one time");
+    let began = clock.now();
+    passing(&clock, SECOND, last.is_closed()).await;
+    assert!(clock.now().since(began) >= 2 * SECOND, "it had its time");
+    Connection::open(&server).await.until_refused(&client).await;
+    drop(stream);
 }
 
 #[tokio::test]
@@ -422,14 +475,10 @@ async fn an_answer_that_is_still_being_read_is_not_cut_off() {
     let message = client.message(client.next_id(), "tools/call", json!({"name": "large", "arguments": {}}));
     let stream = client.send(&client.headers(&message), message.to_string().as_bytes()).await;
     with_timeout("the beginning of the answer", stream.peek(&mut [0; 1])).await.expect("readable");
-    let mut second = Connection::open(&server).await;
-    second.send(HEALTH).await;
-    settle().await;
-    assert!(second.is_quiet(), "there is no room for it");
+    Connection::open(&server).await.until_refused(&server.client()).await;
     let answer = with_timeout("the rest of the answer", read_response(stream)).await.json();
     assert_eq!(answer["result"]["content"][0]["text"].as_str().map(str::len), Some(BYTES));
-    let (head, _) = second.response().await;
-    assert!(head.starts_with("http/1.1 200 "), "{head}");
+    until_there_is_room(server.port).await;
 }
 
 // Handlers that break.

@@ -511,6 +511,23 @@ pub(crate) async fn passing<T>(clock: &ManualClock, step: Duration, future: impl
     }
 }
 
+/// Waits until a server on this port has room for one more connection: until then, it refuses them.
+pub(crate) async fn until_there_is_room(port: u16) {
+    let look = async {
+        loop {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
+            let mut answer = String::new();
+            // Who is refused may be cut off.
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+            let _ = stream.read_to_string(&mut answer).await;
+            if answer.starts_with("HTTP/1.1 404 ") {
+                return;
+            }
+        }
+    };
+    with_timeout("room for a connection", look).await;
+}
+
 /// Gives `future` ten seconds of real time: a test that hangs should say where.
 pub(crate) async fn with_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(10), future).await.unwrap_or_else(|_| panic!("{what} did not happen within ten seconds"))

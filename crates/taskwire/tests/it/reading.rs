@@ -15,7 +15,7 @@ use taskwire::{
 };
 
 use crate::{
-    kit::{Client, PARTIALS, TestServer, manual_clock, with_timeout},
+    kit::{Client, PARTIALS, TestServer, manual_clock, until_there_is_room, with_timeout},
     tasks::{Gate, accept, name_form, registry, tool},
     tool_harness::{
         MS, READ, SECOND, SUBSCRIPTION, ToolHarness, brief, follow, follow_output, granted_partials, large, large_chunks, next,
@@ -593,13 +593,12 @@ async fn a_reader_that_takes_nothing_for_too_long_is_cut_off_and_can_come_back()
             tokio::task::yield_now().await;
         }
     };
-    let served = async {
-        tokio::select! {
-            task = harness.client.get(&id) => task,
-            never = minutes => never,
-        }
-    };
-    assert_eq!(with_timeout("the place of the reader that does not read", served).await["status"], "working");
+    // The place of the reader that does not read.
+    tokio::select! {
+        () = until_there_is_room(harness.server.port) => {}
+        never = minutes => never,
+    }
+    assert_eq!(harness.client.get(&id).await["status"], "working");
     let mut seen = 0;
     while let Some(message) = next(&mut stalled).await {
         assert_eq!(message["params"]["seq"], seen, "cut off, not ended in good order");

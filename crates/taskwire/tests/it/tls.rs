@@ -76,9 +76,13 @@ impl TlsServer {
         Client::new(self.tunnel(connector).await).declaring(json!({"extensions": {TASKS: {}}}))
     }
 
-    /// All that a probe is answered with on a connection of its own.
+    /// All that a request is answered with on a connection of its own.
+    async fn ask(&self, connector: &TlsConnector, path: &str) -> io::Result<String> {
+        ask(self.connect(connector).await?, path).await
+    }
+
     async fn probe(&self, connector: &TlsConnector) -> io::Result<String> {
-        ask(self.connect(connector).await?, "/healthz").await
+        self.ask(connector, "/healthz").await
     }
 }
 
@@ -222,8 +226,15 @@ async fn a_client_that_reads_nothing_by_tls_gives_its_place_to_others() {
     let request = format!("POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{lines}\r\n{body}", body.len());
     silent.write_all(request.as_bytes()).await.expect("it is sent");
     with_timeout("the work", started.wait()).await;
-    let answer = with_timeout("a place", passing(&clock, SECOND, server.probe(&connector))).await.expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for (path, status) in [("/", "503"), ("/readyz", "200")] {
+        let answer = with_timeout("a refusal by TLS", server.ask(&connector, path)).await.expect("an answer");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+    let place = async {
+        // Who is refused may be cut off.
+        while !server.ask(&connector, "/").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 404")) {}
+    };
+    with_timeout("a place", passing(&clock, SECOND, place)).await;
     drop(silent);
 }
 
