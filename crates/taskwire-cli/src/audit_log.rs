@@ -5,11 +5,11 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
     net::IpAddr,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{self, Receiver, SyncSender},
     },
     time::Duration,
@@ -23,6 +23,8 @@ use taskwire::{
 
 /// Entries that wait to be written; more are lost, and counted.
 const QUEUE_LEN: usize = 8_192;
+/// How many of them may be of what was refused, so that nobody crowds out what others have done.
+const REFUSED_MAX: usize = QUEUE_LEN / 2;
 /// How long the process waits at its end for what is not written yet.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -38,20 +40,28 @@ enum Message {
 #[derive(Debug)]
 pub(crate) struct AuditLog {
     queue: SyncSender<Message>,
-    lost: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Entries that could not be written.
+    lost: AtomicU64,
+    /// Entries in the queue of what was refused.
+    refused: AtomicUsize,
 }
 
 impl AuditLog {
     /// Writes to this file from now on. If it cannot be opened, the log says so, and it is tried again with each entry.
     pub(crate) fn begin(path: PathBuf) -> io::Result<Arc<Self>> {
         let (queue, messages) = mpsc::sync_channel(QUEUE_LEN);
-        let lost: Arc<AtomicU64> = Arc::default();
-        let mut writer = Writer { path, file: None, is_failing: false, is_torn: false, told: 0, lost: lost.clone() };
+        let counts: Arc<Counts> = Arc::default();
+        let mut writer = Writer { path, file: None, is_failing: false, told: 0, counts: counts.clone() };
         std::thread::Builder::new().name("taskwire-audit".to_owned()).spawn(move || {
             writer.reopen();
             writer.run(&messages);
         })?;
-        Ok(Arc::new(Self { queue, lost }))
+        Ok(Arc::new(Self { queue, counts }))
     }
 
     /// Opens the file again, so that the old one can have been moved away. It waits for room in the queue: do not call it where nothing
@@ -77,13 +87,21 @@ impl AuditLog {
 
 impl Audit for AuditLog {
     fn record(&self, entry: AuditEntry) {
-        if self.queue.try_send(Message::Entry(entry)).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+        let Counts { lost, refused } = &*self.counts;
+        let is_refused = entry.action == AuditAction::Refused;
+        // Counted before it is sent, so that the count never falls below what there is.
+        let has_room = !is_refused || refused.fetch_add(1, Ordering::Relaxed) < REFUSED_MAX;
+        if has_room && self.queue.try_send(Message::Entry(entry)).is_ok() {
+            return;
         }
+        if is_refused {
+            refused.fetch_sub(1, Ordering::Relaxed);
+        }
+        lost.fetch_add(1, Ordering::Relaxed);
     }
 
     fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.counts.lost.load(Ordering::Relaxed)
     }
 }
 
@@ -127,18 +145,21 @@ struct Writer {
     file: Option<File>,
     /// Whether the last entry was lost because of the file.
     is_failing: bool,
-    /// Whether the file may end in the middle of a line.
-    is_torn: bool,
     /// How many lost entries the file tells of.
     told: u64,
-    lost: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 }
 
 impl Writer {
     fn run(&mut self, messages: &Receiver<Message>) {
         for message in messages {
             match message {
-                Message::Entry(entry) => self.write(&Line::of(&entry)),
+                Message::Entry(entry) => {
+                    if entry.action == AuditAction::Refused {
+                        self.counts.refused.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    self.write(&Line::of(&entry));
+                }
                 Message::Reopen => self.reopen(),
                 Message::Finish(done) => {
                     // Whoever waited may have given up.
@@ -155,7 +176,7 @@ impl Writer {
     }
 
     fn write(&mut self, line: &Line<'_>) {
-        let lost = self.lost.load(Ordering::Relaxed);
+        let lost = self.counts.lost.load(Ordering::Relaxed);
         let mut text = String::new();
         if lost > self.told {
             let outcome = format!("{} entries before this one were lost", lost - self.told);
@@ -167,16 +188,14 @@ impl Writer {
         match &written {
             Ok(()) => self.told = lost,
             Err(_) => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
+                self.counts.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
         self.report(written);
     }
 
     fn append(&mut self, text: &str) -> io::Result<()> {
-        let text = if self.is_torn { format!("\n{text}") } else { text.to_owned() };
         let written = self.open()?.write_all(text.as_bytes());
-        self.is_torn = written.is_err();
         if written.is_err() {
             self.file = None;
         }
@@ -203,9 +222,21 @@ impl Writer {
     }
 }
 
-/// Opens a file to add to it, for its user alone.
+/// Opens a file to add to it, for its user alone. A line that was cut off is ended.
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    let about = file.metadata()?;
+    if about.is_file() && about.len() > 0 && !ends_with_line(path, about.len()) {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
+}
+
+/// Whether a file of this length ends with a whole line. If it cannot be read, it may not.
+fn ends_with_line(path: &Path, len: u64) -> bool {
+    let mut last = [0];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, len - 1));
+    read.is_ok() && last == *b"\n"
 }
 
 #[cfg(test)]
@@ -246,6 +277,40 @@ mod tests {
         assert_eq!(lines(&moved), [create("ann"), create("bob")]);
         assert_eq!(lines(&path), [create("eve\n")]);
         assert_eq!(log.lost(), 0);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_takes_no_other_with_it() {
+        let dir = TempDir::new();
+        let path = dir.path().join("audit.jsonl");
+        for (before, after) in [("", ""), ("{}\n", "{}\n"), ("{}\n{\"tim", "{}\n{\"tim\n")] {
+            std::fs::write(&path, before).expect("written");
+            let log = AuditLog::begin(path.clone()).expect("a thread");
+            log.record(entry("ann"));
+            log.reopen();
+            log.record(entry("bob"));
+            log.finish();
+            let text = std::fs::read_to_string(&path).expect("a file");
+            let added = text.strip_prefix(after).unwrap_or_else(|| panic!("{text}"));
+            assert!(added.starts_with('{') && added.lines().count() == 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_leaves_room_for_what_was_done() {
+        let (queue, _waiting) = mpsc::sync_channel(QUEUE_LEN);
+        let log = AuditLog { queue, counts: Arc::default() };
+        for _ in 0..2 * QUEUE_LEN {
+            log.record(AuditEntry { action: AuditAction::Refused, ..entry("eve") });
+        }
+        let lost = (2 * QUEUE_LEN - REFUSED_MAX) as u64;
+        assert_eq!(log.lost(), lost);
+        for _ in REFUSED_MAX..QUEUE_LEN {
+            log.record(entry("ann"));
+        }
+        assert_eq!(log.lost(), lost, "all of these have room");
+        log.record(entry("ann"));
+        assert_eq!(log.lost(), lost + 1);
     }
 
     #[test]

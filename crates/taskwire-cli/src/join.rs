@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    cmd::serve::{RunningServer, ServerSetup, stop_signal},
+    cmd::serve::{RunningServer, ServerSetup},
     control::{self, Reply, Request, ServerDescription, SocketFile},
     term::{escape, stderr},
 };
@@ -64,7 +64,7 @@ impl JoinSocket {
 
 /// Serves the client of this process through the process that has the data directory.
 pub(crate) async fn run(prepared: ServerSetup, holder: &str) -> anyhow::Result<()> {
-    let stop = stop_signal()?;
+    let stop = prepared.stop_signal()?;
     let (data, body_bytes) = (prepared.data().to_owned(), prepared.body_bytes());
     let mine = prepared.describe();
     let role = std::sync::Arc::new(Mutex::new(ProcessRole { setup: Some(prepared), server: None }));

@@ -62,11 +62,11 @@ impl Outbound {
 
     async fn send(&self, method: Method, url: &str, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Result<Answer, String> {
         let uri: Uri = url.parse().map_err(|_| "it is no URL".to_owned())?;
-        let (Some(host), Some(authority)) = (uri.host(), uri.authority()) else { return Err("it names no host".to_owned()) };
+        let host = uri.host().ok_or("it names no host")?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let is_tls = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let request = request(method, &uri, authority.as_str(), headers, body)?;
+        let request = request(method, &uri, headers, body)?;
         let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
         if !is_tls {
             return answer(stream, request).await;
@@ -89,18 +89,15 @@ fn connector() -> Result<TlsConnector, String> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-fn request(
-    method: Method,
-    uri: &Uri,
-    authority: &str,
-    headers: &[(HeaderName, HeaderValue)],
-    body: Bytes,
-) -> Result<Request<Full<Bytes>>, String> {
+fn request(method: Method, uri: &Uri, headers: &[(HeaderName, HeaderValue)], body: Bytes) -> Result<Request<Full<Bytes>>, String> {
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = method;
     let target = uri.path_and_query().map_or("/", |target| target.as_str());
     *request.uri_mut() = target.parse().map_err(|_| "it has no path".to_owned())?;
-    let host = HeaderValue::from_str(authority).map_err(|_| "its host cannot be sent".to_owned())?;
+    // Not the whole authority: a password may stand before the host.
+    let port = uri.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let host = format!("{}{port}", uri.host().unwrap_or_default());
+    let host = HeaderValue::from_str(&host).map_err(|_| "its host cannot be sent".to_owned())?;
     request.headers_mut().insert(HOST, host);
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static("application/json"));
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(concat!("taskwire/", env!("CARGO_PKG_VERSION"))));
@@ -129,4 +126,23 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, re
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
     Ok(Answer { status, retry_after, body: body.to_bytes() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_header_has_host_and_port_and_no_password() {
+        for (url, host) in [
+            ("http://collector:4318/v1", "collector:4318"),
+            ("https://collector/v1", "collector"),
+            ("http://ada:secret@collector:4318/v1", "collector:4318"),
+            ("http://ada:secret@[::1]:4318/v1", "[::1]:4318"),
+        ] {
+            let uri: Uri = url.parse().expect("a URL");
+            let request = request(Method::POST, &uri, &[], Bytes::new()).expect("it can be sent");
+            assert_eq!((request.headers()[HOST].to_str().ok(), request.uri().path()), (Some(host), "/v1"), "{url}");
+        }
+    }
 }

@@ -20,8 +20,8 @@ use taskwire::{
 };
 use tokio::{
     net::TcpListener,
-    signal::unix::{SignalKind, signal},
-    sync::Mutex,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{Mutex, Notify},
     task::JoinHandle,
 };
 
@@ -107,6 +107,8 @@ pub(crate) struct ServerSetup {
     overridden_keys: Vec<&'static str>,
     /// The record of who did what, once it is begun.
     audit: Option<Arc<AuditLog>>,
+    /// Told when an admin wants the server to end.
+    drain: Arc<Notify>,
 }
 
 impl Serve {
@@ -149,7 +151,8 @@ impl Serve {
         let tls = if self.stdio { None } else { config.read_tls()? };
         // It was checked with the settings.
         let metrics = config.metrics.address().map_err(anyhow::Error::msg)?;
-        Ok(ServerSetup { config, store, settings, definitions, address, tls, metrics, file: self.config, overridden_keys, audit: None })
+        let (file, audit, drain) = (self.config, None, Arc::default());
+        Ok(ServerSetup { config, store, settings, definitions, address, tls, metrics, file, overridden_keys, audit, drain })
     }
 }
 
@@ -193,6 +196,30 @@ impl ServerSetup {
         self.settings.body_bytes
     }
 
+    /// Catches signals from now on, and waits for the first, or until an admin wants the server to end; a second signal ends the process.
+    pub(crate) fn stop_signal(&self) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+        let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (drain, audit) = (self.drain.clone(), self.audit.clone());
+        Ok(async move {
+            let by_signal = tokio::select! {
+                () = signalled(&mut signals) => true,
+                () = drain.notified() => false,
+            };
+            tokio::spawn(async move {
+                if !by_signal {
+                    // Whoever sends the first one, such as a service manager, only wants what the admin wants.
+                    signalled(&mut signals).await;
+                }
+                tracing::info!("draining; send the signal again to stop at once");
+                signalled(&mut signals).await;
+                if let Some(audit) = audit {
+                    audit.finish();
+                }
+                std::process::exit(130);
+            });
+        })
+    }
+
     /// What a server with this setup serves.
     pub(crate) fn describe(&self) -> ServerDescription {
         ServerDescription::of(&self.config, &self.definitions, self.file.as_deref())
@@ -204,7 +231,11 @@ impl ServerSetup {
 
     /// Starts the server on this store.
     pub(crate) async fn start_server(self, store: OpenedStore) -> anyhow::Result<RunningServer> {
-        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, tls, metrics, audit } = self;
+        let Self { config, store: kind, settings, definitions, file, overridden_keys, address, tls, metrics, audit, drain } = self;
+        if let Some(audit) = audit.clone() {
+            // A process that had joined another one has waited, and the file may have been moved away meanwhile.
+            tokio::task::spawn_blocking(move || audit.reopen()).await?;
+        }
         let commands = Commands::open(&config.data, Supervisor::this_program(["supervise"])?)
             .with_context(|| format!("commands cannot be run in {}", config.data.display()))?;
         let registry = Registry::new();
@@ -225,7 +256,12 @@ impl ServerSetup {
             tokio::spawn(control::reload_on_signal(signal(SignalKind::hangup())?, live.clone()));
         }
         let data = live.config().data.clone();
-        tokio::spawn(stop_when_asked(server.drain_requested()));
+        let asked = server.drain_requested();
+        tokio::spawn(async move {
+            if asked.await {
+                drain.notify_one();
+            }
+        });
         let control = ControlSocket::listen(&data, live.clone(), server.clone()).await;
         if let Err(error) = &control {
             tracing::warn!(%error, "`taskwire reload` and `taskwire server` will not find this server; SIGHUP and SIGTERM work");
@@ -272,7 +308,7 @@ impl ServerSetup {
             Err(error) => return Err(store_open_error(error, self.data())),
         };
         // Before anybody can connect.
-        let stop = stop_signal()?;
+        let stop = self.stop_signal()?;
         let (definitions, tls) = (self.definitions.clone(), self.tls.clone());
         let mut leader = self.start_server(store).await?;
         let joinable = Mutex::new(leader.joinable.take());
@@ -471,32 +507,12 @@ fn example(command: &Definition) -> String {
     required.fold(command.name.clone(), |example, name| format!("{example} {name}=…"))
 }
 
-/// Has this process end as after SIGTERM, when an admin wants that.
-async fn stop_when_asked(asked: impl Future<Output = bool>) {
-    if asked.await
-        && let Err(error) = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
-    {
-        tracing::error!(%error, "this server cannot tell itself to end: send it SIGTERM");
+/// Waits for one of the signals that end a process.
+async fn signalled((term, int): &mut (Signal, Signal)) {
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
     }
-}
-
-/// Catches signals from now on, and waits for the first; a second one ends the process.
-pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
-        tracing::info!("draining; send the signal again to stop at once");
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-            std::process::exit(130);
-        });
-    })
 }
 
 #[cfg(test)]

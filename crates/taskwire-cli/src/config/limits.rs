@@ -35,8 +35,8 @@ pub(super) struct LimitsTable {
     /// Calls of one caller in a second that start work; twice as many if it made none before. One more gets status 429. `0` turns this
     /// off. Default: `0`.
     creates_per_second_per_caller: Option<u64>,
-    /// Requests of one caller in a second, calls and polls included; twice as many if it made none before. One more gets status 429. `0` turns
-    /// this off. Default: `0`.
+    /// Requests of one caller in a second, calls, polls and whatever else it asks by HTTP included; twice as many if it made none before.
+    /// One more gets status 429. `0` turns this off. Default: `0`.
     requests_per_second_per_caller: Option<u64>,
     /// All tasks of one caller in the store, at least 65536; ended tasks count until they are forgotten. Default: `4294967296`.
     stored_bytes_per_caller: Option<u64>,

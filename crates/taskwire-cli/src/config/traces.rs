@@ -15,8 +15,8 @@ use super::{
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TracesTable {
-    /// The collector of OpenTelemetry that spans are sent to, such as `"http://127.0.0.1:4318"` (OTLP over HTTP, as JSON). Default: none,
-    /// nothing is traced then.
+    /// The collector of OpenTelemetry that spans are sent to, such as `"http://127.0.0.1:4318"` (OTLP over HTTP, as JSON). It has no user
+    /// and no password in it: there are `headers`. Default: none, nothing is traced then.
     endpoint: Option<String>,
     /// Which share of requests is traced, where their senders have not decided that. Default: `1.0`.
     sample: Option<f64>,
@@ -80,6 +80,7 @@ mod tests {
         for (text, key) in [
             ("endpoint = \"collector:4318\"", "endpoint"),
             ("endpoint = \"ftp://collector\"", "endpoint"),
+            ("endpoint = \"http://ada:secret@collector\"", "endpoint"),
             ("endpoint = \"http://collector\"\nsample = 1.5", "sample"),
             ("endpoint = \"http://collector\"\nsample = nan", "sample"),
             ("endpoint = \"http://collector\"\nheaders = { \"a b\" = \"c\" }", "headers"),

@@ -280,6 +280,20 @@ fn a_client_whose_server_only_ends_leaves_its_place_to_another_and_calls_go_on()
 }
 
 #[test]
+fn a_process_that_takes_over_writes_to_the_audit_log_that_is_there_then() {
+    let server_dir = ServerDir::new();
+    let config = server_dir.read("taskwire.toml");
+    server_dir.write("taskwire.toml", &format!("audit.file = \"audit.jsonl\"\n{config}"));
+    let first = Peer::start(&server_dir, Era::Modern);
+    let mut second = Peer::start(&server_dir, Era::Modern);
+    second.hears("joined the server of process");
+    fs::rename(server_dir.0.join("audit.jsonl"), server_dir.0.join("audit.1")).expect("moved");
+    first.kill();
+    second.hears("takes its place");
+    until("a new file", || std::path::Path::new(&server_dir.join("audit.jsonl")).exists());
+}
+
+#[test]
 fn what_a_killed_client_had_called_for_is_joined_by_another() {
     for era in ERAS {
         let server_dir = ServerDir::new();

@@ -173,6 +173,19 @@ fn a_server_that_is_told_to_drain_takes_no_calls_and_ends() {
     }
 }
 
+#[test]
+fn a_signal_after_an_admin_wanted_the_end_does_not_stop_a_server_at_once() {
+    let served = Served::begin();
+    served.start(&LONG);
+    let Served { user, running, .. } = served;
+    let mut drain = user.start(&["server", "drain", "--data", &user.path("data")]);
+    drain.err.until("taskwire: the server drains: 1 tool runs\n");
+    running.signal("TERM");
+    let server = running.end();
+    assert_eq!(server.code, Some(0), "a service manager sends one besides: {server:?}");
+    assert_eq!(drain.end().code, Some(0));
+}
+
 /// Where the audit log goes.
 const AUDIT: &str = "audit.file = \"audit.jsonl\"\n";
 

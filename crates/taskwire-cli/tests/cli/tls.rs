@@ -50,12 +50,12 @@ fn a_client_calls_by_tls_whom_it_trusts() {
     let (_running, url) = start(&user, &format!("{CONFIG}{TOOL}"));
     let called = call(&user, &url, &authority);
     assert_eq!((called.code, called.out.as_str()), (Some(0), "hello\n"), "{called:?}");
+    let refused = call(&user, &url, &Authority::new("theirs"));
+    assert_ne!(refused.code, Some(0), "{refused:?}");
     user.write("config-ca.pem", &authority.certificate);
     user.configure(&format!("[server.ours]\nurl = \"{url}\"\nca = \"../../config-ca.pem\"\n"));
     let called = user.run(&["call", "ours", "hello"]);
     assert_eq!((called.code, called.out.as_str()), (Some(0), "hello\n"), "{called:?}");
-    let refused = call(&user, &url, &Authority::new("theirs"));
-    assert_ne!(refused.code, Some(0), "{refused:?}");
     let plain = user.run(&["call", &url.replace("https:", "http:"), "hello"]);
     assert!(plain.code != Some(0) && plain.err.contains("use https://"), "{plain:?}");
 }
@@ -101,7 +101,7 @@ fn a_certificate_that_expires_soon_is_warned_about_and_so_is_a_key_that_everybod
     assert!(reloaded.err.contains("cert.pem expired at ") && reloaded.err.contains("`chmod 600 "), "{reloaded:?}");
     install(&user, &until(now + 15 * day));
     let reloaded = reload(&user);
-    assert_eq!((reloaded.code, reloaded.err.as_str()), (Some(0), ""), "{reloaded:?}");
+    assert!(reloaded.code == Some(0) && !reloaded.err.contains("expire") && !reloaded.err.contains("chmod"), "{reloaded:?}");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_client_that_shows_a_certificate_is_known_by_it() {
     user.configure(&format!("[server.ours]\nurl = \"{url}\"\nca = \"{ca}\"\ncertificate = \"{certificate}\"\nkey = \"{key}\"\n"));
     let called = user.run(&["call", "ours", "hello"]);
     assert_eq!((called.code, called.out.as_str()), (Some(0), "hello\n"), "{called:?}");
-    running.err.until("\"caller\":\"cert:ada\"");
+    running.err.until("\"caller\":\"cert:cn:ada\"");
     user.configure(&format!("[server.ours]\nurl = \"{url}\"\nca = \"{ca}\"\n"));
     let refused = user.run(&["call", "ours", "hello"]);
     assert!(refused.code != Some(0) && refused.err.contains("client certificate"), "{refused:?}");

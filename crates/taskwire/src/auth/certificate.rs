@@ -16,7 +16,7 @@ pub struct Certificate {
 
 impl Certificate {
     /// Whom it names: the first URI among its alternative names, else the first host, else the first mail address. If it has none of
-    /// these, the common name of its subject.
+    /// these, the common name of its subject after `cn:`.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
@@ -50,6 +50,8 @@ mod x509 {
 
     use super::Certificate;
 
+    /// What a common name begins with: it is free text, and must not look like the alternative name of somebody else.
+    const OF_SUBJECT: &str = "cn:";
     const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
     impl Certificate {
@@ -66,9 +68,11 @@ mod x509 {
         let alternative = tbs.get::<SubjectAltName>().map_err(|error| format!("its alternative names cannot be read: {error}"))?;
         let names = alternative.map(|(_, names)| names.0).unwrap_or_default();
         let kinds: [fn(&GeneralName) -> Option<&str>; 3] = [uri, host, mail];
-        let first = |kind: fn(&GeneralName) -> Option<&str>| names.iter().filter_map(kind).find(|name| !name.is_empty());
+        let first = |kind: fn(&GeneralName) -> Option<&str>| {
+            names.iter().filter_map(kind).find(|name| !name.is_empty() && !name.starts_with(OF_SUBJECT))
+        };
         let named = kinds.into_iter().find_map(first).map(ToOwned::to_owned);
-        Ok(named.or_else(|| common_name(tbs)))
+        Ok(named.or_else(|| Some(format!("{OF_SUBJECT}{}", common_name(tbs)?))))
     }
 
     fn uri(name: &GeneralName) -> Option<&str> {
@@ -139,7 +143,10 @@ mod tests {
         assert_eq!(name(&[host.clone(), uri.clone(), mail.clone()], "Ada").as_deref(), Some("spiffe://example/ada"));
         assert_eq!(name(&[mail.clone(), host], "Ada").as_deref(), Some("ada.example"));
         assert_eq!(name(&[mail], "Ada").as_deref(), Some("ada@example"));
-        assert_eq!(name(std::slice::from_ref(&address), "Ada Löve").as_deref(), Some("Ada Löve"));
+        assert_eq!(name(std::slice::from_ref(&address), "Ada Löve").as_deref(), Some("cn:Ada Löve"));
+        assert_eq!(name(&[], "spiffe://example/ada").as_deref(), Some("cn:spiffe://example/ada"), "it is no URI");
+        let odd = SanType::URI("cn:ada".try_into().expect("ASCII"));
+        assert_eq!(name(&[odd], "bob").as_deref(), Some("cn:bob"), "no alternative name looks like a common name");
         let nameless = read(&[address], None);
         assert_eq!((nameless.name(), nameless.expires()), (None, Timestamp::from_millis(1_785_283_200_000)));
         assert!(Certificate::read(b"nothing").is_err());

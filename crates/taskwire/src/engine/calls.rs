@@ -15,7 +15,7 @@ impl Engine {
     /// Cancels the task that a caller made under this key, if there is one.
     pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
         let (engine, caller, key) = (self.clone(), caller.clone(), key.to_owned());
-        self.0.runtime.spawn(async move {
+        self.spawn(async move {
             match engine.0.reader.by_key(CallKey::Idempotency(&caller, &key)).await {
                 Ok(Some(id)) => engine.cancel_now(caller, id, reason).await,
                 Ok(None) => {}

@@ -46,9 +46,8 @@ use taskwire_core::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub(crate) use error::Error;
 use error::Failure;
-pub(crate) use error::skip_corrupt;
+pub(crate) use error::{Error, skip_corrupt};
 pub use exchange::Continuation;
 pub(crate) use exchange::{CallNote, Phase, RunEnd};
 pub use output_buffer::Coalesce;
@@ -481,9 +480,9 @@ impl Engine {
         self.0.task_wakeups.watchers(&id)
     }
 
-    /// Spawns `work` on the engine's runtime; the caller need not be on it.
+    /// Spawns `work` on the engine's runtime, for whoever is being served just now; the caller need not be on it.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.0.runtime.spawn(work);
+        self.0.runtime.spawn(audit::sent_from(audit::sender(), work));
     }
 
     /// Waits until the engine can no longer store anything, and says why.

@@ -7,11 +7,13 @@ use super::{
     values::{Counter, Histogram},
 };
 
-pub(super) const ROUTES: &[&str] = &["/healthz", "/mcp", "/metrics", "/readyz", OTHER];
+/// What operators use: all below it is one route.
+const API: &str = "/api";
+pub(super) const ROUTES: &[&str] = &[API, "/healthz", "/mcp", "/metrics", "/readyz", OTHER];
 pub(super) const METHODS: &[&str] = &["DELETE", "GET", "HEAD", "OPTIONS", "POST", OTHER];
 /// What the server answers.
 pub(super) const STATUSES: &[&str] =
-    &["200", "202", "204", "400", "401", "403", "404", "405", "406", "408", "413", "415", "429", "500", "503", OTHER];
+    &["200", "202", "204", "400", "401", "403", "404", "405", "406", "408", "409", "413", "415", "429", "500", "503", OTHER];
 /// From a millisecond to a minute, in microseconds.
 const DURATIONS: &[u64] =
     &[1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000, 60_000_000];
@@ -34,7 +36,8 @@ pub(crate) struct RequestLabels {
 
 impl RequestLabels {
     pub(crate) fn of(method: &str, path: &str) -> Self {
-        Self { route: place(ROUTES, path), method: place(METHODS, method) }
+        let is_api = path.strip_prefix(API).is_some_and(|rest| rest.starts_with('/'));
+        Self { route: place(ROUTES, if is_api { API } else { path }), method: place(METHODS, method) }
     }
 }
 
@@ -92,10 +95,19 @@ mod tests {
         answered("GET", "/healthz", 200);
         answered("BREW", "/mcp/../etc/passwd", 418);
         answered("get", "/mcp?x=1", 503);
+        answered("POST", "/api/tasks/x/cancel", 409);
+        answered("GET", "/apix", 404);
         let counted: Vec<_> = http.requests().collect();
         assert_eq!(
             counted,
-            [(["/healthz", "GET", "200"], 1), (["/mcp", "POST", "200"], 2), ([OTHER, OTHER, "503"], 1), ([OTHER, OTHER, OTHER], 1)]
+            [
+                (["/api", "POST", "409"], 1),
+                (["/healthz", "GET", "200"], 1),
+                (["/mcp", "POST", "200"], 2),
+                ([OTHER, "GET", "404"], 1),
+                ([OTHER, OTHER, "503"], 1),
+                ([OTHER, OTHER, OTHER], 1)
+            ]
         );
         assert_eq!(http.durations.of("/mcp").snapshot().count, 2);
         assert_eq!(http.durations.of("/mcp").snapshot().buckets[..2], [(0.001, 0), (0.0025, 2)]);

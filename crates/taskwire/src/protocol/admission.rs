@@ -1,11 +1,20 @@
 //! What is refused before anything of it is done, because its caller or its tool is asked for too much at once.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use taskwire_core::{CallerId, wire::code};
 
 use super::{Context, Fault, call::hold::is_followup, memory_watch::MemoryWatch, pace::Buckets};
 use crate::{metrics, tool::ReadyTool};
+
+/// Failed sign-ins that are recorded in a second; further ones are only counted. Twice as many if there was none before.
+const FAILED_SIGN_INS_PER_SECOND: u64 = 10;
 
 /// What is remembered for that.
 #[derive(Debug, Default)]
@@ -16,12 +25,27 @@ pub(crate) struct Admission {
     creates: Buckets<CallerId>,
     /// Calls of each tool.
     calls: Buckets<Arc<str>>,
+    /// Failed sign-ins, whoever they are of.
+    sign_ins: Buckets<()>,
+    /// Those that came too fast since the last one that was recorded.
+    unrecorded: AtomicU64,
     memory: MemoryWatch,
+}
+
+impl Admission {
+    /// Counts a failed sign-in: how many before it were not recorded, or none if this one is not recorded either.
+    pub(super) fn admit_failed_sign_in(&self, now: Duration) -> Option<u64> {
+        if self.sign_ins.take(&(), FAILED_SIGN_INS_PER_SECOND, now) {
+            return Some(self.unrecorded.swap(0, Ordering::Relaxed));
+        }
+        self.unrecorded.fetch_add(1, Ordering::Relaxed);
+        None
+    }
 }
 
 impl Context {
     /// Counts a request of this caller; refuses it if they come too fast.
-    pub(super) fn admit_request(&self, caller: &CallerId) -> Result<(), Fault> {
+    pub(crate) fn admit_request(&self, caller: &CallerId) -> Result<(), Fault> {
         let max = self.engine.limits().requests_per_second_per_caller;
         if max == 0 || self.admission.requests.take(caller, max, self.engine.clock().monotonic()) {
             return Ok(());
@@ -67,5 +91,19 @@ impl Context {
     fn too_fast(&self, key: &str, message: String) -> Fault {
         self.engine.metrics().limit_reached(key);
         Fault::busy(format!("{message}: try again in a second"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_sign_ins_are_recorded_for_a_while_and_then_counted() {
+        let (admission, now) = (Admission::default(), Duration::from_secs(100));
+        let recorded = (0..1_000).filter_map(|_| admission.admit_failed_sign_in(now)).collect::<Vec<_>>();
+        assert_eq!(recorded, [0; 2 * 10]);
+        assert_eq!(admission.admit_failed_sign_in(now + Duration::from_secs(1)), Some(980));
+        assert_eq!(admission.admit_failed_sign_in(now + Duration::from_secs(1)), Some(0), "they are told once");
     }
 }

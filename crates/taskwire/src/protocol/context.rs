@@ -87,11 +87,20 @@ impl Context {
         Err(Fault::challenged(403, message, Some(challenge::for_scopes(auth, &needed))))
     }
 
-    /// Records that somebody showed something, but not who they are. Who shows nothing has not tried.
-    pub(crate) fn sign_in_failed(&self, denied: &Denied) {
-        if let Denied::Malformed(why) | Denied::Invalid(why) = denied {
-            self.engine.audit(AuditAction::Refused, |entry| AuditEntry { outcome: format!("sign-in: {}", shortened(why)).into(), ..entry });
+    /// Records that somebody showed something, but not who they are. Who shows nothing has not tried. Anybody can do that, so what comes
+    /// too fast is only counted, and told with the next one that is recorded.
+    pub(crate) fn sign_in_failed(&self, denied: &Denied, has_certificate: bool) {
+        let why = match denied {
+            Denied::Malformed(why) | Denied::Invalid(why) => why,
+            Denied::Certificate(why) if has_certificate => why,
+            _ => return,
+        };
+        let Some(before) = self.admission.admit_failed_sign_in(self.engine.clock().monotonic()) else { return };
+        if before > 0 {
+            let outcome = format!("sign-in: {before} more were refused before the next one").into();
+            self.engine.audit(AuditAction::Refused, |entry| AuditEntry { from: None, outcome, ..entry });
         }
+        self.engine.audit(AuditAction::Refused, |entry| AuditEntry { outcome: format!("sign-in: {}", shortened(why)).into(), ..entry });
     }
 
     /// Whether a caller sees and stops what others own.

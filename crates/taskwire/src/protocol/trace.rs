@@ -74,6 +74,7 @@ fn in_meta(params: &str) -> Option<TraceContext> {
 }
 
 /// A request's place in a trace, and its span if it is traced. The span ends when this is dropped.
+#[derive(Default)]
 pub(crate) struct RequestSpan {
     incoming: Option<TraceContext>,
     span: Option<Span>,
@@ -112,7 +113,8 @@ impl RequestSpan {
         if let Some(span) = &self.span {
             span.set("error.type", fault.error.code.to_string());
             span.set("rpc.response.status_code", fault.error.code.to_string());
-            span.fail(&fault.error.message);
+            // Its message may repeat what a caller sent.
+            span.fail(&format!("error {}", fault.error.code));
         }
     }
 }

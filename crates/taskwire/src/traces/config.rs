@@ -45,6 +45,9 @@ impl Traces {
         let is_url = uri.is_some_and(|uri| {
             matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty()) && uri.query().is_none()
         });
+        if is_url && self.endpoint.contains('@') {
+            return Err(("endpoint", "must have no user and no password in it: set the header `Authorization` in `headers`".to_owned()));
+        }
         if !is_url {
             return Err(("endpoint", "must be the URL of a collector, such as \"http://127.0.0.1:4318\"".to_owned()));
         }

@@ -29,7 +29,7 @@ pub(super) async fn identify(context: &Context, peer: &Peer, headers: &HeaderMap
     let identified = context.config.auth.identify(credentials).outcome().await;
     identified.map_err(|denied| {
         tracing::debug!(%denied, "it is not known who sent a request");
-        context.sign_in_failed(&denied);
+        context.sign_in_failed(&denied, peer.certificate().is_some());
         Reply::fault(None, &refusal(context, &denied))
     })
 }

@@ -34,6 +34,9 @@ pub(super) async fn respond(endpoint: &Endpoint, peer: &Peer, slot: &ConnectionS
         Ok(identity) => identity,
         Err(refused) => return denied(refused),
     };
+    if let Err(fault) = endpoint.context.admit_request(&identity.caller) {
+        return reply_response(Reply::fault(None, &fault));
+    }
     if !slot.mark_busy() {
         return slot_evicted();
     }

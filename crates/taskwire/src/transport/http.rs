@@ -298,7 +298,7 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
         ("/metrics", &Method::GET | &Method::HEAD) if context.config.metrics => {
             match access::identify(context, &peer, request.headers()).await {
                 Err(refused) => denied(refused),
-                Ok(identity) => match context.authorize(&identity, "", None) {
+                Ok(identity) => match context.authorize(&identity, "", None).and_then(|()| context.admit_request(&identity.caller)) {
                     Err(fault) => reply_response(Reply::fault(None, &fault)),
                     Ok(()) if !slot.mark_busy() => slot_evicted(),
                     Ok(()) => Box::pin(scrape::respond(endpoint)).await,
@@ -347,10 +347,10 @@ async fn get_or_delete(context: Arc<Context>, peer: &Peer, slot: &ConnectionSlot
         Ok(identity) => identity,
         Err(refused) => return denied(refused),
     };
-    if let Err(fault) = context.authorize(&identity, "", None) {
+    let caller = &identity.caller;
+    if let Err(fault) = context.authorize(&identity, "", None).and_then(|()| context.admit_request(caller)) {
         return reply_response(Reply::fault(None, &fault));
     }
-    let caller = &identity.caller;
     if !slot.mark_busy() {
         return slot_evicted();
     }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
@@ -20,7 +21,7 @@ const SECRETS: [&str; 5] = ["an-argument", "an-answer", "a-result", "-token", "w
 
 /// All entries, in order.
 #[derive(Debug, Default)]
-struct Record(Mutex<Vec<AuditEntry>>);
+pub(crate) struct Record(Mutex<Vec<AuditEntry>>);
 
 impl Audit for Record {
     fn record(&self, entry: AuditEntry) {
@@ -35,7 +36,7 @@ impl Audit for Record {
 
 impl Record {
     /// Who did what, and what came of it; what was there before is taken away.
-    fn take(&self) -> Vec<(AuditAction, Option<String>, String)> {
+    pub(crate) fn take(&self) -> Vec<(AuditAction, Option<String>, String)> {
         let entries = std::mem::take(&mut *self.0.lock().expect("nobody panicked"));
         let brief = |entry: AuditEntry| (entry.action, entry.caller.map(|caller| caller.as_str().to_owned()), entry.outcome.into_owned());
         entries.into_iter().map(brief).collect()
@@ -120,6 +121,23 @@ async fn a_call_that_becomes_a_task_later_is_recorded_with_its_address_and_one_t
 }
 
 #[tokio::test]
+async fn a_cancel_by_its_key_is_recorded_with_its_address() {
+    let gate = Gate::new();
+    let (server, record) = recorded(&gate).await;
+    let bob = Client::new(server.port).with_token("bob-token").declaring(json!({"extensions": {TASKS: {}, IDEMPOTENCY: {}}}));
+    let made = bob.ok("tools/call", json!({"name": "slow", "arguments": {}, "_meta": {KEY: "k"}})).await;
+    record.take();
+    let message = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4711, "_meta": {KEY: "k"}}});
+    assert_eq!(bob.post(&bob.headers(&message), message.to_string().as_bytes()).await.status, 202);
+    with_timeout("the end of the tool", gate.stopped.wait()).await;
+    bob.cancel(made["taskId"].as_str().expect("an id")).await;
+    let entries = record.entries();
+    assert!(entries.iter().all(|entry| entry.from.is_some_and(|from| from.is_loopback())), "{entries:#?}");
+    let cancel = |outcome| entry(AuditAction::Cancel, "bob", outcome);
+    assert_eq!(record.take(), [cancel("done"), cancel("unchanged")]);
+}
+
+#[tokio::test]
 async fn what_is_refused_is_recorded() {
     let gate = Gate::new();
     let (server, record) = recorded(&gate).await;
@@ -173,6 +191,24 @@ async fn what_an_admin_does_with_tasks_of_others_is_recorded_as_its_own_doing() 
     assert_eq!(record.take(), [root(AuditAction::Drain, "done")]);
     with_timeout("the end", server.stopped()).await;
     assert!(record.take().is_empty(), "the wish is recorded already");
+}
+
+#[tokio::test]
+async fn what_an_admin_cancels_is_recorded_also_if_nobody_waits_for_the_answer() {
+    let gate = Gate::new();
+    let (server, record) = recorded(&gate).await;
+    let id = server.client().with_token("bob-token").start("slow", json!({})).await;
+    record.take();
+    // It is asked, and whoever asked is gone at once.
+    drop(server.server.answer_api("POST", &format!("/api/tasks/{id}/cancel")).now_or_never());
+    with_timeout("the end of the tool", gate.stopped.wait()).await;
+    let recorded = async {
+        while record.entries().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    with_timeout("the record", recorded).await;
+    assert_eq!(record.take(), [entry(AuditAction::Cancel, "local", "done")]);
 }
 
 #[tokio::test]

@@ -256,7 +256,7 @@ async fn whatever_comes_labels_have_only_so_many_values() {
         |route, method, status| metrics.value("taskwire_http_requests_total", &[("route", route), ("method", method), ("status", status)]);
     assert_eq!(http("other", "GET", "404"), 5.0);
     assert_eq!(http("/mcp", "other", "405"), 5.0);
-    let known = ["/healthz", "/mcp", "/metrics", "/readyz", "other"].map(str::to_owned);
+    let known = ["/api", "/healthz", "/mcp", "/metrics", "/readyz", "other"].map(str::to_owned);
     assert_eq!(metrics.values_of("route"), BTreeSet::from(known));
 }
 

@@ -222,6 +222,20 @@ async fn tasks_are_listed_page_by_page_and_by_caller_tool_and_status() {
 }
 
 #[tokio::test]
+async fn for_one_page_so_many_tasks_are_looked_at_and_the_next_one_goes_on() {
+    const LOOKED_AT_MAX: usize = 200;
+    let server = guarded(registry([quick("quick").task(TaskMode::Always)])).await;
+    let ann = server.client().with_token("ann");
+    for _ in 0..=LOOKED_AT_MAX {
+        ann.start("quick", json!({})).await;
+    }
+    let page = told(&get(&server, "root", "/api/tasks?tool=nothing").await);
+    let cursor = page["nextCursor"].as_str().unwrap_or_else(|| panic!("all were looked at: {page}"));
+    let first = told(&get(&server, "root", &format!("/api/tasks?cursor={cursor}")).await);
+    assert_eq!((ids(&page).len(), ids(&first).len()), (0, 1), "{first}");
+}
+
+#[tokio::test]
 async fn output_result_and_questions_of_a_task_can_be_read() {
     let writes = tool("writes", &(), |(), ctx| async move {
         for text in ["one", "two", "three"] {
@@ -271,6 +285,7 @@ async fn a_server_says_how_it_is() {
         (&json!(false), &json!(4096), &json!([])),
         "{state}"
     );
+    assert_eq!(state["store"]["full"], false, "{state}");
     assert!(state["connections"].as_u64() >= Some(1) && state["uptimeMs"].is_u64() && state["startedAt"].is_string(), "{state}");
     let (status, body) = server.server.answer_api("GET", "/api/tasks?tool=slow").await;
     let page: Value = serde_json::from_slice(&body).expect("JSON");

@@ -113,6 +113,36 @@ async fn a_caller_may_make_so_many_requests_in_a_second_in_both_eras() {
 }
 
 #[tokio::test]
+async fn whatever_a_caller_asks_by_http_counts_as_a_request() {
+    let limits = Limits { requests_per_second_per_caller: 2, ..Limits::DEFAULT };
+    let (config, clock) = (Config { auth: two_callers().auth, ..with_limits(limits) }, manual_clock());
+    let server = TestServer::start_with(registry([]), config, Arc::new(clock.clone())).await;
+    let client = Client::new(server.port);
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}).to_string();
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
+    let batch = format!("[{ping}]");
+    let session = "MCP-Protocol-Version: 2025-03-26\r\nMcp-Session-Id: nobody\r\nContent-Type: application/json\r\n";
+    for (line, body, status) in [
+        ("GET /api/tasks", "", 200),
+        ("GET /metrics", "", 200),
+        ("DELETE /mcp", "", 404),
+        ("POST /mcp", ping.as_str(), 404),
+        ("POST /mcp", note.as_str(), 404),
+        ("POST /mcp", batch.as_str(), 404),
+    ] {
+        let head = format!("Host: localhost\r\nAuthorization: Bearer ann-token\r\nContent-Length: {}\r\n{session}", body.len());
+        let request = format!("{line} HTTP/1.1\r\n{head}Connection: close\r\n\r\n{body}");
+        let ask = || with_timeout("the answer", client.bytes(request.as_bytes()));
+        assert_eq!(ask().await.status, status, "{line} {body}");
+        for _ in 1..4 {
+            ask().await;
+        }
+        is_too_fast(&ask().await, "limits.requests_per_second_per_caller");
+        clock.advance(2 * SECOND);
+    }
+}
+
+#[tokio::test]
 async fn with_too_much_in_memory_no_call_and_no_stream_begins() {
     let limits = Limits { memory_bytes: 1, ..Limits::DEFAULT };
     let server = TestServer::start_with(registry([quick("quick")]), with_limits(limits), Arc::new(manual_clock())).await;
@@ -129,6 +159,8 @@ async fn with_too_much_in_memory_no_call_and_no_stream_begins() {
         assert_eq!(seen, (503, Some("1"), &json!(-31002)), "{message}");
         assert!(message.contains("`limits.memory_bytes`"), "{message}");
     }
+    let list = client.bytes(b"GET /api/tasks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+    assert_eq!((list.status, list.header("retry-after")), (503, Some("1")), "tasks are read for it");
     client.ok("tools/list", json!({})).await;
     assert_eq!(session.raw("tools/list", json!({})).await.status, 200, "what takes no memory for long is answered");
 }

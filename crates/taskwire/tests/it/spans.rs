@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskwire::{
     clock::SystemClock,
     server::{Config, Traces},
-    tool::{TaskMode, Tool, ToolError},
+    tool::{Ctx, TaskMode, Tool, ToolError},
 };
 
 use self::collector::{Collector, attribute, named};
@@ -134,6 +134,38 @@ async fn calls_of_sessions_are_traced_and_so_are_errors() {
     let failed = wait(&collector, "the error", |spans| named(spans, "tools/call", 1)).await;
     assert_eq!((attribute(&failed[0], "error.type"), &failed[0]["status"]["code"]), (Some("-32602"), &json!(2)), "{}", failed[0]);
     wait(&collector, "the beginning of the session", |spans| named(spans, "initialize", 1)).await;
+}
+
+#[tokio::test]
+async fn a_request_that_fails_has_a_span_with_the_code_of_its_error_and_nothing_that_was_sent() {
+    let collector = Collector::start(&[]);
+    let schema = json!({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
+    let placed = Tool::raw("placed", "Is somewhere", schema, |_ctx: Ctx| async { Ok::<_, ToolError>("done") });
+    let config = traced(collector.url(), Duration::ZERO);
+    let server = TestServer::start_with(registry([placed]), config, Arc::new(manual_clock())).await;
+    let client = server.client();
+    let message = client.message(1, "tools/call", json!({"name": "placed", "arguments": {"region": "an-argument"}}));
+    let mut headers = client.headers(&message);
+    headers.push(("Mcp-Param-Region".to_owned(), "another-one".to_owned()));
+    let response = client.post(&headers, message.to_string().as_bytes()).await;
+    assert_eq!((response.status, response.code()), (400, -32020));
+    let is_call = |span: &&Value| span["name"].as_str().is_some_and(|name| name.starts_with("tools/call"));
+    let failed = wait(&collector, "the call", move |spans| spans.iter().find(is_call).cloned()).await;
+    assert_eq!(failed["status"], json!({"code": 2, "message": "error -32020"}), "{failed}");
+    assert!(!["an-argument", "another-one"].iter().any(|sent| failed.to_string().contains(sent)), "{failed}");
+}
+
+#[tokio::test]
+async fn a_request_of_a_session_that_is_refused_at_once_has_a_span_too() {
+    let collector = Collector::start(&[]);
+    let mut config = traced(collector.url(), Duration::ZERO);
+    config.engine.limits.requests_per_second_per_caller = 1;
+    let server = TestServer::start_with(registry([quick("quick")]), config, Arc::new(manual_clock())).await;
+    let session = LegacySession::open(&server).await;
+    assert_eq!(session.raw("ping", json!({})).await.status, 200, "what comes in two seconds may come at once");
+    assert_eq!(session.raw("tools/list", json!({})).await.status, 429);
+    let spans = wait(&collector, "its span", |spans| named(spans, "tools/list", 1)).await;
+    assert_eq!(attribute(&spans[0], "error.type"), Some("-31001"), "{}", spans[0]);
 }
 
 /// How many spans a server has dropped, as its metrics say.

@@ -12,7 +12,7 @@ use serde_json::json;
 use taskwire::{
     clock::{Clock, ManualClock, SystemClock},
     core::{CallerId, TaskId},
-    server::{Callers, Config, HttpConfig, Server, Tls, TlsSettings},
+    server::{AuditAction, Callers, Config, HttpConfig, Server, Tls, TlsSettings},
     tool::{Registry, TaskMode},
 };
 use tokio::{
@@ -23,6 +23,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use self::authority::{Authority, Signed};
 use crate::{
+    audit::Record,
     kit::{Client, HOUR, SECOND, TASKS, TempDir, manual_clock, passing, server_in, with_timeout},
     tasks::{Gate, Signal, quick, registry, tool},
 };
@@ -280,7 +281,7 @@ async fn a_certificate_names_its_caller_and_others_do_not_see_what_is_hers() {
     assert_eq!(ada.get(&task).await["status"], "working", "on another connection");
     assert_eq!(bob.error("tasks/get", json!({"taskId": task})).await["message"], "Task not found");
     let of_bob = bob.start("slow", json!({})).await;
-    for (name, task) in [("cert:spiffe://example/ada", task), ("cert:bob", of_bob)] {
+    for (name, task) in [("cert:spiffe://example/ada", task), ("cert:cn:bob", of_bob)] {
         let (caller, task) = (CallerId::new(name), task.parse::<TaskId>().expect("an id"));
         assert!(server.server.engine().task(&caller, task).await.expect("readable").is_some(), "{name}");
     }
@@ -313,7 +314,9 @@ async fn what_streams_for_a_certificate_ends_when_that_expires() {
     let shared: Arc<ManualClock> = Arc::new(clock.clone());
     let tls = mutual(&authority, false, shared.clone());
     let tools = registry([gate.tool("slow").task(TaskMode::Always)]);
-    let server = TlsServer::start(&tls, tools, by_certificate(), shared).await;
+    let (record, mut config) = (Arc::new(Record::default()), by_certificate());
+    config.engine.audit = Some(record.clone());
+    let server = TlsServer::start(&tls, tools, config, shared).await;
     // The clock stands a day before that.
     let ada = authority.signs("ada", |params| params.not_after = rcgen::date_time_ymd(2026, 7, 29));
     let client = server.client(trusting(&authority, Some(&ada))).await;
@@ -326,6 +329,8 @@ async fn what_streams_for_a_certificate_ends_when_that_expires() {
     while with_timeout("the end of the stream", stream.next()).await.is_some() {}
     let answer = with_timeout("an answer", ask(kept, "/metrics")).await.expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 401") && answer.contains("has expired"), "{answer}");
+    let recorded = record.take().pop();
+    assert_eq!(recorded, Some((AuditAction::Refused, None, "sign-in: the client certificate has expired".to_owned())));
     assert!(server.connect(&early).await.is_err(), "a new connection is refused");
     assert!(!gate.stopped.is_sent(), "its work goes on");
 }

@@ -56,13 +56,12 @@ fn ended(state: &Value) -> String {
 
 fn store(state: &Value) -> String {
     let store = &state["store"];
-    if store["away"] == true {
-        return "cannot be reached just now".to_owned();
-    }
+    let states = [("away", "cannot be reached just now"), ("full", "the disk is full")];
+    let states = states.iter().filter(|(key, _)| store[*key] == true).map(|(_, what)| (*what).to_owned());
     let sizes = [("freeBytes", "free"), ("usedBytes", "used")];
-    let sizes: Vec<String> =
-        sizes.iter().filter_map(|(key, what)| Some(format!("{} {what}", render::size(store[*key].as_u64()?)))).collect();
-    if sizes.is_empty() { "can be reached".to_owned() } else { sizes.join(", ") }
+    let sizes = sizes.iter().filter_map(|(key, what)| Some(format!("{} {what}", render::size(store[*key].as_u64()?))));
+    let parts: Vec<String> = states.chain(sizes).collect();
+    if parts.is_empty() { "can be reached".to_owned() } else { parts.join(", ") }
 }
 
 fn queue(state: &Value) -> String {
@@ -125,5 +124,10 @@ mod tests {
         let told = text(&state);
         assert!(told.starts_with("taskwire 0.1.0: drains, up 3m 05s, epoch 4, node a\n"), "{told}");
         assert!(told.contains("cannot be reached just now") && told.ends_with("  nodes    a (1 task), b^[[2J (expired)\n"), "{told}");
+        state["store"] = json!({"away": false, "full": true, "freeBytes": 0, "usedBytes": 1_200_000});
+        let told = text(&state);
+        assert!(told.contains("\n  store    the disk is full, 0 B free, 1.2 MB used\n"), "{told}");
+        state["store"] = json!({"away": true, "full": false, "usedBytes": 1_200_000});
+        assert!(text(&state).contains("\n  store    cannot be reached just now, 1.2 MB used\n"));
     }
 }

@@ -10,6 +10,7 @@ mod task_object;
 use std::{borrow::Cow, sync::Arc};
 
 use serde::Serialize;
+use serde_json::value::to_raw_value;
 use taskwire_core::{
     CallerId, Seq, TaskId,
     task::{Authority, Command, Reject, Task},
@@ -22,16 +23,16 @@ use self::{
 };
 use super::{Context, Fault, Reply};
 use crate::{
-    audit::{AuditAction, AuditEntry, shortened},
+    audit::{self, AuditAction, AuditEntry, shortened},
     auth::Identity,
-    engine::{self, skip_corrupt},
+    engine::{self, Engine, Receipt, skip_corrupt},
     store::{Cursor, LogItem},
 };
 
 /// Where it is.
 pub(crate) const PREFIX: &str = "/api/";
 /// Tasks that are read for one page of a list at most: what does not fit the filter counts, too.
-const LOOKED_AT_MAX: usize = 1_000;
+const LOOKED_AT_MAX: usize = 200;
 /// Ids of tasks that are read at once.
 const BATCH: usize = 100;
 
@@ -73,6 +74,18 @@ impl From<engine::Error> for ApiError {
             engine::Error::Corrupt(_) => 500,
         };
         Self::new(status, error.to_string())
+    }
+}
+
+impl From<Fault> for ApiError {
+    fn from(fault: Fault) -> Self {
+        Self::new(fault.status, fault.error.message)
+    }
+}
+
+impl From<serde_json::Error> for ApiError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::new(500, format!("the answer could not be written: {error}"))
     }
 }
 
@@ -150,8 +163,30 @@ fn refusal_to_write(error: &ApiError) -> Reply {
 }
 
 fn json<T: Serialize + ?Sized>(status: u16, value: &T) -> Result<Reply, ApiError> {
-    let body = serde_json::to_vec(value).map_err(|error| ApiError::new(500, format!("the answer could not be written: {error}")))?;
-    Ok(Reply::new(status, body))
+    Ok(Reply::new(status, serde_json::to_vec(value)?))
+}
+
+/// Records what an admin did with a task of somebody else.
+fn record(engine: &Engine, action: AuditAction, admin: &CallerId, task: &Task, outcome: impl Into<Cow<'static, str>>) {
+    engine.audit(action, |entry| AuditEntry {
+        caller: Some(admin.clone()),
+        task: Some(task.id),
+        tool: Some(task.spec.tool.clone()),
+        outcome: outcome.into(),
+        ..entry
+    });
+}
+
+/// Cancels a task of somebody else for an admin.
+async fn cancel_and_record(engine: Engine, admin: CallerId, task: Arc<Task>) -> Result<Receipt, engine::Error> {
+    let cancelled = engine.cancel_for_admin(task.id, "cancelled by an operator").await;
+    let outcome: Cow<'static, str> = match &cancelled {
+        Ok(receipt) if receipt.changed => "done".into(),
+        Ok(_) => "unchanged".into(),
+        Err(error) => error.in_a_few_words(),
+    };
+    record(&engine, AuditAction::Cancel, &admin, &task, outcome);
+    cancelled
 }
 
 /// What a caller may see and do.
@@ -206,20 +241,9 @@ impl Api<'_> {
     async fn read(&self, id: &str) -> Result<Arc<Task>, ApiError> {
         let task = self.find(id).await?;
         if task.spec.caller != *self.caller {
-            self.record(AuditAction::ReadOther, &task, "done");
+            record(&self.context.engine, AuditAction::ReadOther, self.caller, &task, "done");
         }
         Ok(task)
-    }
-
-    /// Records what an admin did with a task of somebody else.
-    fn record(&self, action: AuditAction, task: &Task, outcome: impl Into<Cow<'static, str>>) {
-        self.context.engine.audit(action, |entry| AuditEntry {
-            caller: Some(self.caller.clone()),
-            task: Some(task.id),
-            tool: Some(task.spec.tool.clone()),
-            outcome: outcome.into(),
-            ..entry
-        });
     }
 
     /// A page of tasks, the latest first. How many are read for it is bounded, so it may have fewer than there could be, and a cursor.
@@ -227,19 +251,25 @@ impl Api<'_> {
         if !self.is_admin && filter.caller.get_or_insert_with(|| self.caller.clone()) != self.caller {
             return Err(ApiError::new(403, "only an admin lists the tasks of other callers"));
         }
+        self.context.admit_to_memory()?;
         let engine = &self.context.engine;
         let (mut tasks, mut looked_at, mut before) = (Vec::new(), 0, filter.before);
         loop {
             let ids = self.ids(&filter, before).await?;
             for id in &ids {
                 if tasks.len() >= filter.limit || looked_at >= LOOKED_AT_MAX {
-                    return json(200, &TaskPage::new(&tasks, before));
+                    return json(200, &TaskPage::new(tasks, before));
                 }
                 (looked_at, before) = (looked_at + 1, Some(*id));
-                tasks.extend(skip_corrupt(engine.any_task(*id).await)?.filter(|task| filter.fits(task)));
+                // A task can have a large result: of each only what a list shows is kept.
+                if let Some(task) = skip_corrupt(engine.any_task(*id).await)?.filter(|task| filter.fits(task)) {
+                    tasks.push(to_raw_value(&TaskObject::short(&task))?);
+                }
+                // A store may answer at once each time, and others have their turn meanwhile.
+                tokio::task::yield_now().await;
             }
             if ids.len() < BATCH {
-                return json(200, &TaskPage::new(&tasks, None));
+                return json(200, &TaskPage::new(tasks, None));
             }
         }
     }
@@ -269,14 +299,10 @@ impl Api<'_> {
             engine.submit(task.id, Authority::Caller(self.caller.clone()), command).await?
         } else {
             tracing::info!(admin = self.caller.as_str(), caller = task.spec.caller.as_str(), task = %task.id, "cancelled by an admin");
-            let cancelled = engine.cancel_for_admin(task.id, "cancelled by an operator").await;
-            let outcome: Cow<'static, str> = match &cancelled {
-                Ok(receipt) if receipt.changed => "done".into(),
-                Ok(_) => "unchanged".into(),
-                Err(error) => error.in_a_few_words(),
-            };
-            self.record(AuditAction::Cancel, &task, outcome);
-            cancelled?
+            // Spawned, so that it is recorded also if the admin hangs up meanwhile.
+            let cancelling = cancel_and_record(engine.clone(), self.caller.clone(), task);
+            let cancelled = tokio::spawn(audit::sent_from(audit::sender(), cancelling)).await;
+            cancelled.map_err(|_| ApiError::new(500, "the task could not be cancelled"))??
         };
         json(200, &Cancelled { changed: receipt.changed, task: TaskObject::short(&receipt.task) })
     }

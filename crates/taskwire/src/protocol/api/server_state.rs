@@ -37,6 +37,8 @@ pub(super) struct ServerState {
 struct StoreState {
     /// Whether callers are told to try again, because it cannot be reached or this node has no lease.
     away: bool,
+    /// Whether the disk is full: what is there can be read.
+    full: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     free_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,6 +74,7 @@ impl ServerState {
     pub(super) async fn read(context: &Context, connections: usize) -> Self {
         let (engine, config) = (&context.engine, &context.config);
         let (readings, nodes) = (engine.readings().await, engine.known_nodes().await);
+        let is_full = engine.is_full();
         let own = |node: &&NodeInfo| node.epoch.0 == readings.epoch;
         let node = nodes.as_ref().and_then(|nodes| nodes.iter().find(own)).map(|node| node.name.to_string());
         let (summary, now) = (engine.metrics().summary(), engine.clock().now());
@@ -83,7 +86,12 @@ impl ServerState {
             uptime_ms: millis(now.since(summary.began)),
             epoch: readings.epoch,
             node,
-            store: StoreState { away: readings.is_away, free_bytes: readings.free_bytes, used_bytes: readings.used_bytes },
+            store: StoreState {
+                away: readings.is_away && !is_full,
+                full: is_full,
+                free_bytes: readings.free_bytes,
+                used_bytes: readings.used_bytes,
+            },
             queue: QueueState { length: readings.queue_length, capacity: readings.queue_capacity },
             running: engine.running(),
             sessions: context.sessions.len(),

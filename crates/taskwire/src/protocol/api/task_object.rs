@@ -1,8 +1,9 @@
 //! Tasks as the API shows them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use taskwire_core::{
     Payload, Seq, TaskId,
     task::{Blocks, Outcome, Progress, RpcError, Task},
@@ -91,16 +92,17 @@ impl<'a> TaskObject<'a> {
 /// What `GET /api/tasks` answers.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct TaskPage<'a> {
-    tasks: Vec<TaskObject<'a>>,
+pub(super) struct TaskPage {
+    /// Each in its short form.
+    tasks: Vec<Box<RawValue>>,
     /// Where the next page begins, if there may be one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_cursor: Option<TaskId>,
 }
 
-impl<'a> TaskPage<'a> {
-    pub(super) fn new(tasks: &'a [Arc<Task>], next_cursor: Option<TaskId>) -> Self {
-        Self { tasks: tasks.iter().map(|task| TaskObject::short(task)).collect(), next_cursor }
+impl TaskPage {
+    pub(super) fn new(tasks: Vec<Box<RawValue>>, next_cursor: Option<TaskId>) -> Self {
+        Self { tasks, next_cursor }
     }
 }
 

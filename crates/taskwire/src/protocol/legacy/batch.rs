@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 use taskwire_core::wire::{IncomingMessage, code};
 
-use super::{Channel, SessionContext, find, handle_in_session, is_initialize};
+use super::{Channel, SessionContext, admit, find, handle_in_session, is_initialize};
 use crate::{
     auth::Identity,
     metrics,
@@ -24,7 +24,11 @@ async fn answers(context: &Arc<Context>, identity: &Identity, channel: Channel<'
     let invalid = |message: String| Fault::new(400, code::INVALID_REQUEST, message);
     let trace = channel.trace();
     let session = match channel {
-        Channel::Http { session: Some(name), version, .. } => Some(find(context, &identity.caller, Some(name), version).await?),
+        Channel::Http { session: Some(name), version, .. } => {
+            // Its messages count, too, but only when its session is found.
+            context.admit_request(&identity.caller)?;
+            Some(find(context, &identity.caller, Some(name), version).await?)
+        }
         Channel::Http { session: None, .. } => None,
         Channel::ByteStream(session) => session.cloned(),
     };
@@ -49,8 +53,12 @@ async fn answers(context: &Arc<Context>, identity: &Identity, channel: Channel<'
             Err(malformed) => return Reply::fault(malformed.id.as_ref(), &Fault::of(400, malformed.error)),
         };
         context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
+        let span = &match admit(context, &message, bytes, &identity.caller, trace) {
+            Ok(span) => span,
+            Err(reply) => return reply,
+        };
         let out = MessageSink::closed();
-        let within = SessionContext { session, identity, out: &out, can_stream: false, can_reconnect: true, trace };
+        let within = SessionContext { session, identity, out: &out, can_stream: false, can_reconnect: true, span };
         handle_in_session(context, &message, bytes, within).await
     });
     let mut replies = futures_util::future::join_all(replies).await;

@@ -30,7 +30,7 @@ use taskwire_core::{
 
 pub(crate) use self::{
     batch::batch,
-    session::{Session, Sessions},
+    session::{Session, Sessions, delete_session, end_session},
 };
 use self::{
     event_id::{EventId, SessionCursor, StreamCursor, StreamKind, TaskStreamId, parse_question_id},
@@ -227,24 +227,27 @@ pub(crate) async fn handle(context: &Arc<Context>, message: &IncomingMessage, by
     context.engine.metrics().request(metrics::Era::Legacy, message.method.as_deref());
     let found;
     let MessageSource { identity, channel, out } = origin;
-    let trace = channel.trace();
+    let span = &match admit(context, message, bytes, &identity.caller, channel.trace()) {
+        Ok(span) => span,
+        Err(reply) => return reply,
+    };
     let within = match channel {
         Channel::Http { session, version, accepts_sse: events, .. } => match find(context, &identity.caller, session, version).await {
             Ok(session) => {
                 found = session;
-                SessionContext { session: &found, identity, out, can_stream: events, can_reconnect: true, trace }
+                SessionContext { session: &found, identity, out, can_stream: events, can_reconnect: true, span }
             }
-            Err(fault) => return refused(message, fault),
+            Err(fault) => return failed(message, span, fault),
         },
         Channel::ByteStream(Some(session)) if !session.is_ended() => {
             session.touch(context);
-            SessionContext { session, identity, out, can_stream: true, can_reconnect: false, trace }
+            SessionContext { session, identity, out, can_stream: true, can_reconnect: false, span }
         }
         // `ping` is allowed before there is a session.
         Channel::ByteStream(_) if message.method.as_deref() == Some("ping") => {
             return message.id.as_ref().map_or_else(Reply::accepted, |id| Reply::result(id, b"{}"));
         }
-        Channel::ByteStream(_) => return refused(message, no_session()),
+        Channel::ByteStream(_) => return failed(message, span, no_session()),
     };
     handle_in_session(context, message, bytes, within).await
 }
@@ -259,28 +262,37 @@ struct SessionContext<'a> {
     can_stream: bool,
     /// Whether a client that hangs up can resume the stream.
     can_reconnect: bool,
-    trace: TraceHeaders<'a>,
+    span: &'a RequestSpan,
+}
+
+/// Begins the span of a message, and counts it if it is a request; the error is the response to one that comes too fast.
+fn admit(
+    context: &Context,
+    message: &IncomingMessage,
+    bytes: &[u8],
+    caller: &CallerId,
+    trace: TraceHeaders<'_>,
+) -> Result<RequestSpan, Reply> {
+    let (Some(method), Some(id)) = (&message.method, &message.id) else { return Ok(RequestSpan::default()) };
+    let span = RequestSpan::begin(&context.engine, method, id, message.params(bytes).unwrap_or("{}"), trace);
+    context.admit_request(caller).map_err(|fault| failed(message, &span, fault))?;
+    Ok(span)
 }
 
 /// The error for a message that is not carried out. One for a response has no id.
-fn refused(message: &IncomingMessage, fault: Fault) -> Reply {
+fn failed(message: &IncomingMessage, span: &RequestSpan, fault: Fault) -> Reply {
+    span.failed(&fault);
     Reply::fault(message.id.as_ref().filter(|_| message.method.is_some()), &legacy_fault(fault))
 }
 
 async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, bytes: &[u8], within: SessionContext<'_>) -> Reply {
-    let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches, trace } = within;
+    let SessionContext { session, identity, out, can_stream: events, can_reconnect: detaches, span } = within;
     let method = message.method.as_deref();
-    if message.id.is_some()
-        && method.is_some()
-        && let Err(fault) = context.admit_request(&identity.caller)
-    {
-        return refused(message, fault);
-    }
     // A call needs the scopes of its tool, too.
     if method != Some("tools/call")
         && let Err(fault) = context.authorize(identity, method.unwrap_or_default(), None)
     {
-        return refused(message, fault);
+        return failed(message, span, fault);
     }
     let text = message.params(bytes).unwrap_or("{}");
     let answered = match (method, &message.id) {
@@ -291,13 +303,12 @@ async fn handle_in_session(context: &Arc<Context>, message: &IncomingMessage, by
         }
         (Some(method), Some(id)) => {
             let counted = context.engine.metrics().call(metrics::Era::Legacy);
-            let span = &RequestSpan::begin(&context.engine, method, id, text, trace);
             let cx =
                 Cx { context, session, identity, id, raw_params: text, out, can_stream: events, can_reconnect: detaches, span, counted };
-            handle_request(&cx, method).await.inspect_err(|fault| span.failed(fault))
+            handle_request(&cx, method).await
         }
     };
-    answered.unwrap_or_else(|fault| refused(message, fault))
+    answered.unwrap_or_else(|fault| failed(message, span, fault))
 }
 
 async fn handle_request(cx: &Cx<'_>, method: &str) -> Result<Reply, Fault> {
@@ -445,7 +456,6 @@ pub(crate) async fn open_get_stream(
     last: Option<&str>,
 ) -> Result<Option<GetStream>, Fault> {
     let caller = &identity.caller;
-    context.admit_request(caller)?;
     context.admit_to_memory()?;
     let session = find(context, caller, session, version).await?;
     let unknown = || Fault::bad_request("`Last-Event-ID` is not an event id of this session");
@@ -555,22 +565,6 @@ impl GetStream {
 /// Sends a session on a byte stream what is in its outbox, until the session ends.
 pub(crate) async fn run_session_stream(context: &Arc<Context>, session: &Arc<Session>, out: &MessageSink) {
     session_stream::run(context, session, out, None).await;
-}
-
-pub(crate) async fn delete_session(
-    context: &Arc<Context>,
-    caller: &CallerId,
-    session: Option<&str>,
-    version: Option<&str>,
-) -> Result<(), Fault> {
-    let session = find(context, caller, session, version).await?;
-    Ok(context.sessions.end_now(context, &session.id).await?)
-}
-
-pub(crate) async fn end_session(context: &Arc<Context>, session: &Arc<Session>) {
-    if let Err(error) = context.sessions.end_now(context, &session.id).await {
-        tracing::warn!(%error, "the end of a session could not be stored");
-    }
 }
 
 /// The fault with error codes that this era has.

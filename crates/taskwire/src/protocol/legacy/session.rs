@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use taskwire_core::{CallerId, Epoch, Payload, SessionId, Timestamp, task::AcceptedQuestions};
 use tokio::sync::{Notify, watch};
 
-use super::live::{LiveState, SharedReask};
+use super::{
+    find,
+    live::{LiveState, SharedReask},
+};
 use crate::{
     config::ResponseMode,
     engine,
@@ -302,6 +305,8 @@ impl Sessions {
                 false => return Err(gone()),
             },
             None => {
+                // Anybody can name sessions that never were.
+                context.admit_request(caller)?;
                 let row = context.engine.reader().session(&id).await.map_err(engine::Error::from)?;
                 let row = row.filter(|row| row.caller == *caller).ok_or_else(gone)?;
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
@@ -385,5 +390,21 @@ impl Sessions {
             // Its calls linger: the client may only have given up waiting.
             session.ended.send_replace(true);
         }
+    }
+}
+
+pub(crate) async fn delete_session(
+    context: &Arc<Context>,
+    caller: &CallerId,
+    session: Option<&str>,
+    version: Option<&str>,
+) -> Result<(), Fault> {
+    let session = find(context, caller, session, version).await?;
+    Ok(context.sessions.end_now(context, &session.id).await?)
+}
+
+pub(crate) async fn end_session(context: &Arc<Context>, session: &Arc<Session>) {
+    if let Err(error) = context.sessions.end_now(context, &session.id).await {
+        tracing::warn!(%error, "the end of a session could not be stored");
     }
 }
