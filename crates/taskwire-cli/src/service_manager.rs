@@ -2,13 +2,14 @@
 //! reloads or ends, and that it works.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io,
     net::TcpListener,
     os::unix::{
         ffi::OsStrExt,
         net::{SocketAddr, UnixDatagram},
     },
+    thread,
     time::Duration,
 };
 
@@ -22,7 +23,8 @@ const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 /// What is meant for the server, and for no command.
 const VARIABLES: [&str; 7] =
     ["LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_FDS_FIRST_FD", "LISTEN_PID", "WATCHDOG_PID", NOTIFY_SOCKET, WATCHDOG_USEC];
-/// How long the service manager may take to hear something.
+const WORKS: &str = "WATCHDOG=1";
+/// How long the service manager may take to hear something that it hears once.
 const TELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The variables that no command may see.
@@ -71,7 +73,7 @@ pub(crate) fn watchdog(server: &Server) -> Option<Watchdog> {
     Some(Watchdog(tokio::spawn(async move {
         loop {
             server.works().await;
-            tell("WATCHDOG=1");
+            tell(WORKS);
             tokio::time::sleep(interval).await;
         }
     })))
@@ -87,15 +89,35 @@ impl Drop for Watchdog {
 }
 
 fn tell(state: &str) {
-    let Some(socket) = std::env::var_os(NOTIFY_SOCKET).filter(|socket| !socket.is_empty()) else { return };
-    if let Err(error) = send(&socket, state) {
+    if let Some(socket) = std::env::var_os(NOTIFY_SOCKET).filter(|socket| !socket.is_empty()) {
+        tell_at(socket, state);
+    }
+}
+
+fn tell_at(socket: OsString, state: &str) {
+    match send(&socket, state, None) {
+        // The server does not wait. That it works is said again soon; for all else there is a thread that waits.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            if state != WORKS {
+                let state = state.to_owned();
+                drop(thread::Builder::new().spawn(move || warn_unless_told(send(&socket, &state, Some(TELL_TIMEOUT)), &state)));
+            }
+        }
+        told => warn_unless_told(told, state),
+    }
+}
+
+fn warn_unless_told(told: io::Result<()>, state: &str) {
+    if let Err(error) = told {
         tracing::warn!(%error, state, "the service manager cannot be told (`NOTIFY_SOCKET`)");
     }
 }
 
-fn send(socket: &OsStr, state: &str) -> io::Result<()> {
+/// Sends a state, and waits so long until there is room for it; not at all if `wait` is absent.
+fn send(socket: &OsStr, state: &str, wait: Option<Duration>) -> io::Result<()> {
     let sender = UnixDatagram::unbound()?;
-    sender.set_write_timeout(Some(TELL_TIMEOUT))?;
+    sender.set_nonblocking(wait.is_none())?;
+    sender.set_write_timeout(wait)?;
     sender.send_to_addr(state.as_bytes(), &address(socket)?).map(drop)
 }
 
@@ -126,11 +148,34 @@ mod tests {
         let named = SocketAddr::from_abstract_name(&name).expect("an address");
         let managers = [UnixDatagram::bind(&path).expect("a socket"), UnixDatagram::bind_addr(&named).expect("a socket")];
         for (manager, socket) in managers.iter().zip([path.as_os_str().to_owned(), format!("@{name}").into()]) {
-            send(&socket, "READY=1").expect("told");
+            send(&socket, "READY=1", None).expect("told");
             let mut heard = [0; 64];
             let len = manager.recv(&mut heard).expect("heard");
             assert_eq!(&heard[..len], b"READY=1");
         }
-        send(OsStr::new("/no/such/socket"), "READY=1").expect_err("nobody hears it");
+        send(OsStr::new("/no/such/socket"), "READY=1", None).expect_err("nobody hears it");
+    }
+
+    #[test]
+    fn a_service_manager_that_is_slow_holds_nobody_up_and_hears_what_is_said_once() {
+        let dir = TempDir::new();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).expect("a socket");
+        let full = loop {
+            if let Err(error) = send(path.as_os_str(), WORKS, None) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        tell_at(path.clone().into(), WORKS);
+        tell_at(path.into(), "READY=1");
+        manager.set_read_timeout(Some(Duration::from_secs(10))).expect("it is set");
+        let mut heard = [0; 64];
+        loop {
+            let len = manager.recv(&mut heard).expect("it is said");
+            if &heard[..len] == b"READY=1" {
+                break;
+            }
+        }
     }
 }

@@ -290,7 +290,7 @@ fn a_process_that_takes_over_writes_to_the_audit_log_that_is_there_then() {
     fs::rename(server_dir.0.join("audit.jsonl"), server_dir.0.join("audit.1")).expect("moved");
     first.kill();
     second.hears("takes its place");
-    until("a new file", || std::path::Path::new(&server_dir.join("audit.jsonl")).exists());
+    until("a new file", || fs::exists(server_dir.0.join("audit.jsonl")).expect("it can be looked for"));
 }
 
 #[test]

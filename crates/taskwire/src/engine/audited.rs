@@ -14,7 +14,7 @@ use crate::audit::{self, AuditAction, AuditEntry};
 impl TaskRequest {
     /// A request of whoever is being served just now.
     pub(super) fn new(id: TaskId, by: Authority, command: Command, waits: bool, receipt: oneshot::Sender<Result<Receipt, Error>>) -> Self {
-        Self { id, by, command, waits, sender: audit::sender(), receipt }
+        Self { id, by, command, waits, ends_at_once: false, sender: audit::sender(), receipt }
     }
 }
 

@@ -22,10 +22,17 @@ impl Inner {
 
     /// Records that nothing can be stored just now, and returns what callers are told.
     pub(super) fn set_away_because(&self, error: &store::Error) -> Error {
-        let is_full = matches!(error, store::Error::Full(_));
-        self.away.is_full.store(is_full, Ordering::Release);
+        let told = Error::of_away(error);
+        self.away.is_full.store(matches!(told, Error::Full), Ordering::Release);
         self.set_away(true);
-        if is_full { Error::Full } else { Error::Away }
+        told
+    }
+}
+
+impl Error {
+    /// What callers are told of an error of the store that passes.
+    pub(super) const fn of_away(error: &store::Error) -> Self {
+        if matches!(error, store::Error::Full(_)) { Self::Full } else { Self::Away }
     }
 }
 

@@ -1,17 +1,48 @@
-//! What calls do to their task beside waiting for it: they join it where nodes share the store, give it up, or cancel it.
+//! What calls do to their task beside waiting for it: they make it of what is done, join it where nodes share the store, give it up, or
+//! cancel it.
 
 use std::sync::Arc;
 
 use taskwire_core::{
-    CallerId, TaskId,
-    task::{Authority, Command, Reject, Task},
+    Attempt, CallerId, Payload, TaskId,
+    task::{Authority, Command, NewTask, Outcome, Reject, Spec, Task},
 };
 use tokio::sync::{mpsc::error::TrySendError, oneshot};
 
 use super::{Engine, Error, Receipt, TaskRequest, WriterRequest};
-use crate::store::CallKey;
+use crate::{audit, store::CallKey};
 
 impl Engine {
+    /// Makes a task of work that is already done.
+    pub(crate) async fn create_ended(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+        // Spawned, so that a caller that goes away cannot leave a run registered that nobody ends.
+        let engine = self.clone();
+        let recorded = async move { engine.create_ended_now(id, spec, request, outcome).await };
+        let recorded = self.0.runtime.spawn(audit::sent_from(audit::sender(), recorded));
+        recorded.await.map_err(|_| self.unavailable())?
+    }
+
+    async fn create_ended_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
+        let new = NewTask::new(spec, request, self.epoch());
+        let (made, ended) = (oneshot::channel(), oneshot::channel());
+        // Both requests are queued together, so that they usually share a commit.
+        let mut permits = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
+        self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
+        let requests = [
+            TaskRequest { ends_at_once: true, ..TaskRequest::new(id, Authority::Engine, Command::Create(new), true, made.0) },
+            TaskRequest::new(id, Authority::Attempt(Attempt(1)), Command::finish(outcome), true, ended.0),
+        ];
+        for (request, permit) in requests.into_iter().zip(&mut permits) {
+            permit.send(WriterRequest::Task(request));
+        }
+        drop(permits);
+        if let Err(error) = made.1.await.map_err(|_| self.unavailable())? {
+            self.0.runs.unregister(id);
+            return Err(error);
+        }
+        ended.1.await.map_err(|_| self.unavailable())?
+    }
+
     /// Cancels the task that a caller made under this key, if there is one.
     pub(crate) fn cancel_by_key(&self, caller: &CallerId, key: &str, reason: &'static str) {
         let (engine, caller, key) = (self.clone(), caller.clone(), key.to_owned());

@@ -42,6 +42,7 @@ impl From<store::Error> for Error {
             ErrorKind::Corrupt | ErrorKind::Fatal => tracing::error!(%error, "the store could not be read"),
         }
         match kind {
+            // Whoever reads waits for room as for the store itself.
             ErrorKind::Away | ErrorKind::InDoubt => Self::Away,
             ErrorKind::Corrupt => Self::Corrupt(error.for_callers().into()),
             ErrorKind::Fatal => Self::Unavailable(error.for_callers().into()),

@@ -152,6 +152,8 @@ struct TaskRequest {
     command: Command,
     /// Whether it waits while the store cannot be reached. What running work needs does; callers are told to try again.
     waits: bool,
+    /// Whether its task ends in the next request, so that it takes no place of its tool.
+    ends_at_once: bool,
     /// Where it came from.
     sender: Option<IpAddr>,
     receipt: oneshot::Sender<Result<Receipt, Error>>,
@@ -439,36 +441,6 @@ impl Engine {
     /// Watches the outbox of a session. Read the outbox after this call, never before: else a change could be missed.
     pub(crate) fn watch_session(&self, id: SessionId) -> Watch<SessionId> {
         self.0.session_wakeups.watch(vec![id], true)
-    }
-
-    /// Makes a task of work that is already done.
-    pub(crate) async fn create_ended(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        // Spawned, so that a caller that goes away cannot leave a run registered that nobody ends.
-        let engine = self.clone();
-        let recorded = async move { engine.create_ended_now(id, spec, request, outcome).await };
-        let recorded = self.0.runtime.spawn(audit::sent_from(audit::sender(), recorded));
-        recorded.await.map_err(|_| self.unavailable())?
-    }
-
-    async fn create_ended_now(&self, id: TaskId, spec: Arc<Spec>, request: Payload, outcome: Outcome) -> Result<Receipt, Error> {
-        let new = NewTask::new(spec, request, self.epoch());
-        let (made, ended) = (oneshot::channel(), oneshot::channel());
-        // Both requests are queued together, so that they usually share a commit.
-        let mut permits = self.0.queue.reserve_many(2).await.map_err(|_| self.unavailable())?;
-        self.0.runs.register(id, Attempt(1), Arc::default(), &new.spec);
-        let requests = [
-            TaskRequest::new(id, Authority::Engine, Command::Create(new), true, made.0),
-            TaskRequest::new(id, Authority::Attempt(Attempt(1)), Command::finish(outcome), true, ended.0),
-        ];
-        for (request, permit) in requests.into_iter().zip(&mut permits) {
-            permit.send(WriterRequest::Task(request));
-        }
-        drop(permits);
-        if let Err(error) = made.1.await.map_err(|_| self.unavailable())? {
-            self.0.runs.unregister(id);
-            return Err(error);
-        }
-        ended.1.await.map_err(|_| self.unavailable())?
     }
 
     /// Watches tasks for changes, and for output if `output`. Read them after this call, never before: else a change could be missed.

@@ -26,6 +26,14 @@ impl Engine {
         }
     }
 
+    /// Whether `caller` owns the task, which is not read for that. The same holds for another caller.
+    pub(crate) async fn is_of(&self, caller: &CallerId, id: TaskId) -> Result<bool, Error> {
+        match self.0.recent.task(id) {
+            Some(task) if task.spec.caller == *caller => Ok(true),
+            _ => self.checked(self.0.reader.is_of(caller, id).await),
+        }
+    }
+
     /// The task, which `caller` must own.
     pub(crate) async fn require_task(&self, caller: &CallerId, id: TaskId) -> Result<Arc<Task>, Error> {
         self.task(caller, id).await?.ok_or(Error::Rejected(Reject::NotFound))

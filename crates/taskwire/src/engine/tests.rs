@@ -58,6 +58,8 @@ struct Faults {
     in_doubt: Arc<AtomicBool>,
     /// The store cannot be reached to look a task up.
     unreadable: Arc<AtomicBool>,
+    /// There is no room to look a task up.
+    no_room_to_read: Arc<AtomicBool>,
     /// A task whose writes meet what is damaged.
     damaged: Arc<Mutex<Option<TaskId>>>,
 }
@@ -131,6 +133,9 @@ impl Store for TestStore {
     async fn load(&mut self, id: TaskId) -> Result<Option<Task>, store::Error> {
         fails(&self.faults.load)?;
         is_there(&self.faults.unreadable)?;
+        if self.faults.no_room_to_read.load(Ordering::Acquire) {
+            return Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None).into());
+        }
         self.store.load(id).await
     }
 
@@ -293,6 +298,31 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o777
 }
 
+/// Work of a tool that may have no task.
+struct WithoutTasks;
+
+impl Work for WithoutTasks {
+    fn task_limits(&self, _tool: &str) -> TaskLimits {
+        TaskLimits { all: Some(0), per_caller: None }
+    }
+
+    fn run(&self, _run: Arc<Run>) -> BoxFuture<'static, RunEnd> {
+        unreachable!("nothing begins")
+    }
+}
+
+#[tokio::test]
+async fn work_that_is_done_is_stored_however_many_tasks_its_tool_has() {
+    let dir = TempDir::absent();
+    let engine = engine(TestStore::new(&dir, &Faults::default()));
+    engine.set_work(Arc::new(WithoutTasks));
+    let refused = make(&engine, spec()).await;
+    assert!(matches!(refused, Err(Error::Rejected(Reject::Limit { key: "tasks_max", .. }))), "{refused:?}");
+    let done = Outcome::Completed { result: json!({"content": []}).into(), is_error: false };
+    let stored = engine.create_ended(engine.new_id(), Arc::new(spec()), json!({}).into(), done).await.expect("it is stored");
+    assert_eq!(stored.task.status(), Status::Completed);
+}
+
 // Stores that cannot be reached for a while.
 
 /// Moves the clock on until `future` is ready: whoever waits for the store looks again.
@@ -364,6 +394,26 @@ async fn while_the_disk_is_full_callers_are_told_and_work_waits() {
     })
     .await;
     assert!(!engine.has_failed());
+}
+
+#[tokio::test]
+async fn a_disk_that_a_read_finds_full_is_told_as_one() {
+    let (dir, faults, clock) = (TempDir::absent(), Faults::default(), clock());
+    let engine = engine_at(&clock, TestStore::new(&dir, &faults), config());
+    let id = engine.new_id();
+    faults.no_room_to_read.store(true, Ordering::Release);
+    assert!(matches!(cancel(&engine, id).await, Err(Error::Full)), "a caller can try again");
+    let mut ticked = pin!(tick(&engine, id));
+    assert!(waits(ticked.as_mut()).await);
+    soon("the word that it is full", async {
+        while !engine.is_full() {
+            yield_now().await;
+        }
+    })
+    .await;
+    faults.no_room_to_read.store(false, Ordering::Release);
+    let ticked = meanwhile(&clock, ticked).await;
+    assert!(matches!(ticked, Err(Error::Rejected(Reject::NotFound))), "{ticked:?}");
 }
 
 #[tokio::test]
@@ -609,6 +659,8 @@ async fn what_is_damaged_is_told_to_its_caller_and_left_out_of_lists() {
     assert_eq!(second.task(&theirs, damaged).await.expect("nothing is wrong for others"), None);
     assert_eq!(skip_corrupt(second.task(&mine, damaged).await).expect("others are listed"), None);
     assert!(skip_corrupt(second.task(&mine, whole).await).expect("readable").is_some());
+    let is_of = [second.is_of(&mine, damaged).await, second.is_of(&theirs, damaged).await];
+    assert_eq!(is_of.map(|read| read.expect("its end is not read")), [true, false]);
 }
 
 #[tokio::test]

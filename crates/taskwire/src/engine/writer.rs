@@ -148,11 +148,14 @@ impl<S: Store> Writer<S> {
                 continue;
             }
             let mut batch = self.decide_all(engine, requests).await;
+            let (mut away, mut queued) = (!batch.later.is_empty(), Vec::new());
+            if let Some(why) = batch.away.as_ref().filter(|_| away) {
+                engine.0.set_away_because(why);
+            }
             let committed = match batch.is_empty() {
                 true => Ok(Vec::new()),
                 false => observe::commit(engine, batch.writes.len(), self.store.commit(&batch.writes, &batch.sessions)).await,
             };
-            let (mut away, mut queued) = (!batch.later.is_empty(), Vec::new());
             let written = match committed {
                 Ok(written) => written,
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -223,7 +226,7 @@ impl<S: Store> Writer<S> {
         let now = engine.now();
         let free = if engine.limits().disk_reserve_bytes > 0 { self.store.free_bytes() } else { None };
         self.quota.begin_batch(free, engine.limits());
-        let (mut batch, mut is_away) = (Batch::default(), false);
+        let mut batch = Batch::default();
         for request in requests {
             let request = match request {
                 WriterRequest::Task(request) => request,
@@ -238,12 +241,13 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
             };
-            if is_away && !request.waits {
+            if let Some(why) = batch.away.as_ref().filter(|_| !request.waits) {
                 // Each look would take as long as the first one did.
-                batch.add(request, Decided::rejected(crate::engine::Error::Away));
+                let told = crate::engine::Error::of_away(why);
+                batch.add(request, Decided::rejected(told));
                 continue;
             }
-            if is_away || batch.is_delayed(request.id) {
+            if batch.away.is_some() || batch.is_delayed(request.id) {
                 // What is asked of one task is decided in order.
                 batch.later.push(WriterRequest::Task(request));
                 continue;
@@ -252,11 +256,12 @@ impl<S: Store> Writer<S> {
                 Ok(decided) => batch.add(request, decided),
                 // A failed read concerns this command alone; only a failed commit ends the writer.
                 Err(error) if matches!(error.kind(), ErrorKind::Away | ErrorKind::InDoubt) => {
-                    is_away = true;
+                    let told = crate::engine::Error::of_away(&error);
+                    batch.away = Some(error);
                     if request.waits {
                         batch.later.push(WriterRequest::Task(request));
                     } else {
-                        batch.add(request, Decided::rejected(crate::engine::Error::Away));
+                        batch.add(request, Decided::rejected(told));
                     }
                 }
                 Err(error) => batch.add(request, Decided::rejected(error.into())),
@@ -337,6 +342,7 @@ impl<S: Store> Writer<S> {
             is = self.usage_of(engine, &task, limits);
         }
         if let Command::Create(_) = command
+            && !request.ends_at_once
             && let Err(reject) = admit_to_tool(engine, &task.spec, batch)
         {
             return Ok(Decided::rejected(reject.into()));
@@ -547,7 +553,8 @@ fn admit_to_tool(engine: &Engine, spec: &Spec, batch: &Batch) -> Result<(), Reje
         return Ok(());
     }
     let (mut all, mut of_caller) = engine.0.runs.tasks_of(spec);
-    for made in batch.writes.iter().filter(|write| write.first_version == Version(1) && write.task.spec.tool == spec.tool) {
+    let begins = |write: &&TaskWrite| write.first_version == Version(1) && write.task.ended.is_none() && write.task.spec.tool == spec.tool;
+    for made in batch.writes.iter().filter(begins) {
         all += 1;
         of_caller += u64::from(made.task.spec.caller == spec.caller);
     }

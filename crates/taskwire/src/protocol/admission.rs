@@ -81,6 +81,8 @@ impl Context {
         if let Some(max) = tool.0.policy.calls_per_second
             && !admission.calls.take(name, max, now)
         {
+            // It was taken for a call that does not begin.
+            admission.creates.give_back(caller, self.engine.limits().creates_per_second_per_caller);
             let key = "calls_per_second";
             let message = format!("the tool `{name}` may be called {max} times in a second, by all callers (configuration key `{key}`)");
             return Err(self.too_fast(key, message));

@@ -32,9 +32,8 @@ impl<K> Default for Buckets<K> {
 impl<K: Eq + Hash + Clone> Buckets<K> {
     /// Takes one out of a bucket into which so many flow in a second; `false` if there is none in it.
     pub(super) fn take(&self, key: &K, per_second: u64, now: Duration) -> bool {
-        let each = Duration::from_secs(1) / u32::try_from(per_second.max(1)).unwrap_or(u32::MAX);
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let full_at = table.full_at.get(key).copied().unwrap_or_default().max(now) + each;
+        let full_at = table.full_at.get(key).copied().unwrap_or_default().max(now) + time_of_one(per_second);
         if full_at > now + BURST {
             return false;
         }
@@ -49,6 +48,19 @@ impl<K: Eq + Hash + Clone> Buckets<K> {
         table.full_at.insert(key.clone(), full_at);
         true
     }
+
+    /// Gives back what was taken for nothing.
+    pub(super) fn give_back(&self, key: &K, per_second: u64) {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(full_at) = table.full_at.get_mut(key) {
+            *full_at = full_at.saturating_sub(time_of_one(per_second));
+        }
+    }
+}
+
+/// How long it takes until one has flowed into a bucket.
+fn time_of_one(per_second: u64) -> Duration {
+    Duration::from_secs(1) / u32::try_from(per_second.max(1)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -72,6 +84,8 @@ mod tests {
         assert_eq!(taken(&buckets, 2, 5, now + SECOND), 10, "another key has its own");
         assert_eq!(taken(&buckets, 3, 1, Duration::ZERO), 2);
         assert_eq!(taken(&buckets, 4, u64::MAX, now), 10_000);
+        buckets.give_back(&3, 1);
+        assert_eq!(taken(&buckets, 3, 1, Duration::ZERO), 1, "what was given back can be taken again");
     }
 
     #[test]

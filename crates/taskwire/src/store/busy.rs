@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 
-use super::Error;
+use super::{Error, free_bytes};
 
 /// How long SQLite waits in one try.
 pub(super) const WAIT: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub(super) fn retry_while_busy<T>(path: &Path, mut operation: impl FnMut() -> ru
                     );
                 }
             }
-            done => return Ok(done?),
+            done => return done.map_err(|error| Error::from(error).or_full(|| free_bytes(path))),
         }
     }
     Err(Error::Busy { path: shown.to_string(), minutes: WAIT.as_secs() * u64::from(TRIES) / 60 })

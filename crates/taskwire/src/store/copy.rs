@@ -14,7 +14,7 @@ use taskwire_core::task::Event;
 use super::{
     Error, OpenCommand,
     busy::{begin_transaction, retry_while_busy},
-    data_dir::{self, DirLock, LOCK, file_error, sync},
+    data_dir::{self, DirLock, LOCK, SPOOL, file_error, sync},
     examine::{PageCheck, check_is_served_here, check_pages, connect_alone, connect_beside, format_of},
     files::DB,
     sqlite::{FORMAT, connect, migrate},
@@ -24,6 +24,8 @@ use crate::owned_files;
 
 /// What the name of a copy ends with until it is complete.
 const PART: &str = ".part";
+/// What the names of the files end with that SQLite makes beside a database.
+const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
 
 /// What a copy has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -201,7 +203,16 @@ impl StoreRestore {
         self.dir.join(format!("{DB}{PART}"))
     }
 
+    fn remove_part(&self) {
+        for name in part_names() {
+            // It may not be there.
+            let _ = fs::remove_file(self.dir.join(name));
+        }
+    }
+
     fn fill(&self, source: &Path) -> io::Result<()> {
+        // What an interrupted restore has left beside it is of another copy.
+        self.remove_part();
         let mut target = owned_files::open(OpenOptions::new().write(true).create(true).truncate(true), &self.part())?;
         io::copy(&mut File::open(source)?, &mut target)?;
         target.sync_all()
@@ -226,8 +237,13 @@ impl StoreRestore {
 impl Drop for StoreRestore {
     fn drop(&mut self) {
         // It has its name, or nobody needs it.
-        let _ = fs::remove_file(self.part());
+        self.remove_part();
     }
+}
+
+/// The names of a copy that is not complete, and of what SQLite makes beside it.
+fn part_names() -> impl Iterator<Item = String> {
+    [""].into_iter().chain(BESIDE).map(|end| format!("{DB}{PART}{end}"))
 }
 
 /// Refuses what is no complete store in one file.
@@ -250,14 +266,16 @@ fn check_empty(dir: &Path, shown: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(failed)?,
     };
-    let part = format!("{DB}{PART}");
-    for entry in entries {
-        let name = entry.map_err(failed)?.file_name();
-        if name != LOCK && name != part.as_str() {
-            return Err(Error::Unusable(format!("{} is not empty: choose a directory that is, or one that is not there", shown.display())));
-        }
+    let mut names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>().map_err(failed)?;
+    names.retain(|name| name != LOCK && !part_names().any(|part| name == part.as_str()));
+    if names.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let cure = match &names[..] {
+        [spool] if spool == SPOOL => ". If an interrupted restore left the `spool` in it, remove that, and restore again",
+        _ => "",
+    };
+    Err(Error::Unusable(format!("{} is not empty: choose a directory that is, or one that is not there{cure}", shown.display())))
 }
 
 /// Commands that have begun and have not ended. What is damaged is left alone by servers, too.
@@ -327,6 +345,29 @@ mod tests {
         assert!(refused.contains("is not empty"), "{refused}");
         let refused = back_up(&dir.path().join("new"), Path::new("/")).expect_err("no name").to_string();
         assert!(refused.contains("no name of a file"), "{refused}");
+    }
+
+    #[test]
+    fn a_restore_that_was_interrupted_can_be_made_again() {
+        let dir = TempDir::new();
+        let (data, file, new) = (dir.path().join("data"), dir.path().join("backup"), dir.path().join("new"));
+        drop(SqliteStore::open(&data).expect("a store"));
+        let copied = back_up(&data, &file).expect("a backup");
+        drop(StoreRestore::begin(&file, &new).expect("it begins"));
+        // As if it had been killed while SQLite wrote.
+        for left in part_names() {
+            fs::write(new.join(left), "of another copy").expect("written");
+        }
+        // And before that, while the commands were noted.
+        fs::create_dir(new.join(SPOOL)).expect("made");
+        let refused = restored(&file, &new).expect_err("it has files of commands").to_string();
+        assert!(refused.contains("is not empty") && refused.contains("`spool`"), "{refused}");
+        fs::remove_dir(new.join(SPOOL)).expect("removed");
+        assert_eq!(restored(&file, &new).expect("restored"), copied);
+        let mut names: Vec<_> = fs::read_dir(&new).expect("there").map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort();
+        assert_eq!(names, [LOCK, DB]);
+        SqliteStore::open(&new).expect("a store");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use super::{
@@ -21,8 +23,13 @@ pub(super) const EPOCH: &str = "node-epoch";
 /// What a move leaves: while it fills the store in the directory, and when the tasks of that are elsewhere.
 pub(super) const MOVING: &str = "moving";
 pub(super) const MOVED: &str = "moved";
+/// The files of commands.
+pub(super) const SPOOL: &str = "spool";
 /// No mark of a move is as long.
 const MARKER_BYTES_MAX: u64 = 64 * 1024;
+/// How often the lock of a directory is tried, and how long apart, while others only look who has it.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a data directory can contain, whoever put it there; anything else is not touched.
 const CONTENTS: [(&str, FileKind); 12] = [
@@ -35,7 +42,7 @@ const CONTENTS: [(&str, FileKind); 12] = [
     (EPOCH, FileKind::File),
     (MOVING, FileKind::File),
     (MOVED, FileKind::File),
-    ("spool", FileKind::Directory),
+    (SPOOL, FileKind::Directory),
     ("control", FileKind::Socket),
     ("join", FileKind::Socket),
 ];
@@ -153,6 +160,21 @@ pub(super) fn holder(dir: &Path) -> io::Result<Option<String>> {
     }
 }
 
+/// Locks a file, unless another process has it. Who asks for [`holder`] has a shared lock for a moment, which is waited for.
+fn lock(file: &File, mut pause: impl FnMut()) -> Result<(), TryLockError> {
+    for _ in 1..LOCK_TRIES {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {}
+            done => return done,
+        }
+        // That would block, too, if it were no shared lock.
+        file.try_lock_shared()?;
+        file.unlock().map_err(TryLockError::Error)?;
+        pause();
+    }
+    file.try_lock()
+}
+
 /// Locks the directory until dropped; the operating system releases it even if the process is killed.
 #[derive(Debug)]
 pub(super) struct DirLock {
@@ -165,7 +187,7 @@ impl DirLock {
         let path = dir.join(LOCK);
         let failed = |source| file_error(&path, source);
         let mut file = owned_files::open(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path).map_err(failed)?;
-        match file.try_lock() {
+        match lock(&file, || thread::sleep(LOCK_PAUSE)) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(Error::Locked { path: shown.display().to_string(), holder: named_holder(&mut file) });
@@ -175,5 +197,36 @@ impl DirLock {
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         Ok((Self { _file: file }, FileIdentity::new(path, &found)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    #[test]
+    fn who_only_looks_at_a_directory_keeps_no_server_from_it() {
+        let dir = TempDir::new();
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).open(dir.path().join(LOCK)).expect("a file")
+        };
+        let look = || {
+            let file = open();
+            file.try_lock_shared().expect("no server has it");
+            Some(file)
+        };
+        let (server, mut looker) = (open(), look());
+        lock(&server, || drop(looker.take())).expect("who looked has gone");
+        let mut pauses = 0;
+        let refused = lock(&open(), || pauses += 1);
+        assert!(matches!(refused, Err(TryLockError::WouldBlock)), "{refused:?}");
+        assert_eq!(pauses, 0, "a server is not waited for");
+        drop(server);
+        let looker = look();
+        let refused = lock(&open(), || pauses += 1);
+        assert!(matches!(refused, Err(TryLockError::WouldBlock)) && looker.is_some(), "{refused:?}");
+        assert_eq!(pauses, LOCK_TRIES - 1, "nor is anybody for ever");
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::{Error, error::is_full};
+use super::Error;
 
 /// Pages that are given back in one step, which takes some milliseconds.
 const STEP_PAGES: i64 = 128;
@@ -66,8 +66,11 @@ impl DiskSpace {
         match self.step(connection) {
             Ok(more) => Ok(more),
             // Nothing is lost by waiting for a better moment.
-            Err(error) if is_full(&error) || error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
+            Err(error) => match Error::from(error).or_full(|| self.free_bytes()) {
+                Error::Full(_) => Ok(false),
+                error => Err(error),
+            },
         }
     }
 

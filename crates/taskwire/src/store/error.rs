@@ -19,6 +19,11 @@ impl DatabaseError {
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
         matches!(self.0.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
     }
+
+    /// Whether the index of the log could not be made larger.
+    fn is_of_log_index(&self) -> bool {
+        matches!(&self.0, rusqlite::Error::SqliteFailure(failure, _) if failure.extended_code == ffi::SQLITE_IOERR_SHMSIZE)
+    }
 }
 
 impl fmt::Display for DatabaseError {
@@ -134,15 +139,13 @@ pub enum Error {
 
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
-        if is_full(&error) { Self::Full(DatabaseError(error)) } else { Self::Database(DatabaseError(error)) }
+        let is_full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+        if is_full { Self::Full(DatabaseError(error)) } else { Self::Database(DatabaseError(error)) }
     }
 }
 
-/// Whether there was no room on the disk. SQLite has no such word where it makes the index of its log larger.
-pub(super) fn is_full(error: &rusqlite::Error) -> bool {
-    let rusqlite::Error::SqliteFailure(failure, _) = error else { return false };
-    failure.code == ErrorCode::DiskFull || failure.extended_code == ffi::SQLITE_IOERR_SHMSIZE
-}
+/// With fewer free bytes than this, the disk is why SQLite could not make the index of its log larger.
+const LOG_INDEX_ROOM: u64 = 1024 * 1024;
 
 /// What follows from an error of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +210,18 @@ impl Error {
         }
     }
 
+    /// The same error, or that the disk is full: where SQLite cannot make the index of its log larger, it does not say why, and `free_bytes`
+    /// does.
+    pub(super) fn or_full(self, free_bytes: impl FnOnce() -> Option<u64>) -> Self {
+        match self {
+            Self::Database(error) if error.is_of_log_index() => {
+                let is_full = free_bytes().is_some_and(|free| free < LOG_INDEX_ROOM);
+                if is_full { Self::Full(error) } else { Self::Database(error) }
+            }
+            other => other,
+        }
+    }
+
     /// Whether the database itself is damaged: the same read fails again.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self, Self::Database(error) if error.is_damage())
@@ -216,6 +231,18 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_whose_index_cannot_grow_is_for_lack_of_room_only_if_there_is_none() {
+        let failed = |code| Error::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        let kind = |code, free| failed(code).or_full(|| free).kind();
+        assert_eq!(kind(ffi::SQLITE_IOERR_SHMSIZE, Some(0)), ErrorKind::Away);
+        for free in [Some(LOG_INDEX_ROOM), None] {
+            assert_eq!(kind(ffi::SQLITE_IOERR_SHMSIZE, free), ErrorKind::Fatal, "it is the disk that has failed: {free:?}");
+        }
+        assert_eq!(kind(ffi::SQLITE_IOERR_WRITE, Some(0)), ErrorKind::Fatal);
+        assert_eq!(kind(ffi::SQLITE_FULL, None), ErrorKind::Away);
+    }
 
     #[test]
     fn callers_are_not_told_where_the_store_is() {

@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -61,6 +61,12 @@ pub struct StoreFindings {
     pub damaged: Vec<String>,
 }
 
+impl StoreFindings {
+    fn is_good(&self) -> bool {
+        self.damaged.is_empty() && !matches!(self.pages, PageCheck::Damaged(_))
+    }
+}
+
 /// What a look at all pages of a database found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageCheck {
@@ -105,12 +111,31 @@ pub fn examine_directory(shown: &Path) -> io::Result<DirectoryFindings> {
 pub fn examine_store(shown: &Path, limit: Duration) -> Result<StoreFindings, Error> {
     let dir = shown.canonicalize().map_err(|source| file_error(shown, source))?;
     check_is_served_here(&dir, shown)?;
-    let is_served = data_dir::holder(&dir).map_err(|source| file_error(shown, source))?.is_some();
-    let connection = connect(&dir, is_served)?;
-    let format = format_of(&connection, shown)?;
+    look_again_if_used(&dir, shown, |connection| look(connection, &dir, shown, limit))
+}
+
+/// Looks at the store in a directory. If something is wrong with it that nobody seemed to use, and somebody has used it meanwhile, it looks
+/// once more: what was read may have been written at that moment.
+fn look_again_if_used(
+    dir: &Path,
+    shown: &Path,
+    mut look: impl FnMut(&Connection) -> Result<StoreFindings, Error>,
+) -> Result<StoreFindings, Error> {
+    let state = || StoreState::of(dir).map_err(|source| file_error(shown, source));
+    let before = state()?;
+    let found = connect(dir, &before).and_then(|connection| look(&connection));
+    if before.is_used() || found.as_ref().is_ok_and(StoreFindings::is_good) {
+        return found;
+    }
+    let now = state()?;
+    if now == before { found } else { connect(dir, &now).and_then(|connection| look(&connection)) }
+}
+
+fn look(connection: &Connection, dir: &Path, shown: &Path, limit: Duration) -> Result<StoreFindings, Error> {
+    let format = format_of(connection, shown)?;
     let bytes = |name: &str| fs::metadata(dir.join(name)).map_or(0, |found| found.len());
-    let (tasks_read, damaged) = if format == FORMAT { read_sample(&connection)? } else { (0, Vec::new()) };
-    let pages = check_pages(&connection, limit)?;
+    let (tasks_read, damaged) = if format == FORMAT { read_sample(connection)? } else { (0, Vec::new()) };
+    let pages = check_pages(connection, limit)?;
     Ok(StoreFindings { format, known_format: FORMAT, bytes: bytes(DB) + bytes(WAL), pages, tasks_read, damaged })
 }
 
@@ -131,10 +156,29 @@ pub(super) fn format_of(connection: &Connection, shown: &Path) -> Result<i64, Er
     Ok(found)
 }
 
+/// Who uses an embedded store, and what shows whether somebody has.
+#[derive(PartialEq, Eq)]
+struct StoreState {
+    holder: Option<String>,
+    log_bytes: u64,
+    written_at: Option<SystemTime>,
+}
+
+impl StoreState {
+    fn of(dir: &Path) -> io::Result<Self> {
+        let log_bytes = fs::metadata(dir.join(WAL)).map_or(0, |found| found.len());
+        let written_at = fs::metadata(dir.join(DB)).and_then(|found| found.modified()).ok();
+        Ok(Self { holder: data_dir::holder(dir)?, log_bytes, written_at })
+    }
+
+    fn is_used(&self) -> bool {
+        self.holder.is_some() || self.log_bytes > 0
+    }
+}
+
 /// A connection that only reads. If nobody uses the store and its log is empty, SQLite does not even make files of its own.
-fn connect(dir: &Path, is_served: bool) -> Result<Connection, Error> {
-    let log_bytes = fs::metadata(dir.join(WAL)).map_or(0, |found| found.len());
-    if is_served || log_bytes > 0 { connect_beside(&dir.join(DB)) } else { connect_alone(&dir.join(DB)) }
+fn connect(dir: &Path, state: &StoreState) -> Result<Connection, Error> {
+    if state.is_used() { connect_beside(&dir.join(DB)) } else { connect_alone(&dir.join(DB)) }
 }
 
 const READ_FLAGS: OpenFlags =
@@ -253,6 +297,30 @@ mod tests {
         assert_eq!(examine_store(dir.path(), Duration::from_secs(60)).expect("it can be read").pages, PageCheck::Good);
         drop(store);
         assert_eq!(examine_directory(dir.path()).expect("it can be looked at").holder, None);
+    }
+
+    #[test]
+    fn what_seems_damaged_while_a_server_starts_is_looked_at_again() {
+        let dir = TempDir::new();
+        drop(SqliteStore::open(dir.path()).expect("a store"));
+        let damaged = || PageCheck::Damaged(vec!["a page is wrong".to_owned()]);
+        let minute = Duration::from_secs(60);
+        let (mut looks, mut server) = (0, None);
+        let found = look_again_if_used(dir.path(), dir.path(), |connection| {
+            looks += 1;
+            let found = look(connection, dir.path(), dir.path(), minute)?;
+            let pages = if server.is_none() { damaged() } else { found.pages.clone() };
+            server.get_or_insert_with(|| SqliteStore::open(dir.path()).expect("a server starts"));
+            Ok(StoreFindings { pages, ..found })
+        });
+        assert_eq!((found.expect("it can be read").pages, looks), (PageCheck::Good, 2));
+        drop(server);
+        looks = 0;
+        let found = look_again_if_used(dir.path(), dir.path(), |connection| {
+            looks += 1;
+            Ok(StoreFindings { pages: damaged(), ..look(connection, dir.path(), dir.path(), minute)? })
+        });
+        assert_eq!((found.expect("it can be read").pages, looks), (damaged(), 1), "nobody has used it");
     }
 
     #[test]

@@ -349,6 +349,10 @@ impl Reader for Memory {
         at_once(Ok(self.lock().tasks.get(&id).map(|stored| Arc::new(stored.task.clone()))))
     }
 
+    fn is_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, bool> {
+        at_once(Ok(self.lock().tasks.get(&id).is_some_and(|stored| stored.task.spec.caller == *caller)))
+    }
+
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
         at_once(Ok(self.lock().tasks.get(&id).and_then(|stored| Some(stored.events.get(&version)?.event.clone()))))
     }

@@ -47,6 +47,11 @@ pub trait Reader: Send + Sync + 'static {
         Either::Right(Box::pin(async move { Ok(self.task(id).await?.filter(|task| task.spec.caller == *caller)) }))
     }
 
+    /// Whether the task is this caller's. It is not read for that, and the same holds for the time that it takes.
+    fn is_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, bool> {
+        Either::Right(Box::pin(async move { Ok(self.task_of(caller, id).await?.is_some()) }))
+    }
+
     /// One event of a task.
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>>;
 

@@ -161,7 +161,6 @@ impl SqliteStore {
     /// fails.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let shown = dir.as_ref();
-        let failed = |source| file_error(shown, source);
         let (dir, lock, locked) = data_dir::open(shown)?;
         if dir.join(data_dir::EPOCH).exists() {
             return Err(Error::OfNode { path: shown.display().to_string() });
@@ -189,7 +188,7 @@ impl SqliteStore {
         let mut wal = Wal::open(&dir, files.clone(), last.as_ref())?;
         wal.verify_and_record(&connection, None)?;
         let reader = Arc::new(SqliteReader::open(files.clone())?);
-        let space = DiskSpace::of(&dir).map_err(failed)?;
+        let space = DiskSpace::of(&dir).map_err(|source| file_error(shown, source))?;
         Ok(Self { reader, connection, epoch, secret, files, wal, space, versions: HashMap::new(), _lock: lock })
     }
 
@@ -199,7 +198,7 @@ impl SqliteStore {
         let is_corrupt = matches!(error, Error::Corrupt { .. });
         let of_all = is_corrupt.then(|| damage::check(&self.connection, self.files.db_path()).err()).flatten();
         let error = of_all.unwrap_or(error);
-        match error {
+        match error.or_full(|| self.space.free_bytes()) {
             // The transaction is over by now, or the connection is of no use any more.
             Error::Full(source) if !self.connection.is_autocommit() => Error::Database(source),
             error if error.kind() == ErrorKind::Fatal => error,

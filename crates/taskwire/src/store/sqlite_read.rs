@@ -81,7 +81,7 @@ impl SqliteReader {
             Some(connection) => connection,
             None => self.connect()?,
         };
-        let result = read(&connection);
+        let result = read(&connection).map_err(|error| error.or_full(|| self.files.space().free_bytes));
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if result.is_ok() && idle.len() < IDLE_CONNECTIONS_MAX {
             idle.push(connection);
@@ -165,6 +165,12 @@ fn with_head<T>(connection: &Connection, id: TaskId, read: impl FnOnce(&str, &st
 
 fn read_head(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
     with_head(connection, id, |_, head| serde_json::from_str(head).map_err(corrupt(id)))
+}
+
+/// Whether a task is there and this caller's.
+fn is_of(connection: &Connection, caller: &CallerId, id: TaskId) -> Result<bool, Error> {
+    let mut statement = connection.prepare_cached("SELECT 1 FROM task WHERE id = ? AND caller = ?")?;
+    Ok(statement.exists(params![&id.as_bytes()[..], caller.as_str()])?)
 }
 
 pub(super) fn read_task(connection: &Connection, id: TaskId) -> Result<Option<Task>, Error> {
@@ -351,10 +357,13 @@ impl Reader for SqliteReader {
         let read = self.of_task(id, |connection| {
             let moment = connection.unchecked_transaction()?;
             // Of another caller's task nothing but its owner is looked at, not even whether it is damaged.
-            let mut statement = moment.prepare_cached("SELECT 1 FROM task WHERE id = ? AND caller = ?")?;
-            if statement.exists(params![&id.as_bytes()[..], caller.as_str()])? { read_task(&moment, id) } else { Ok(None) }
+            if is_of(&moment, caller, id)? { read_task(&moment, id) } else { Ok(None) }
         });
         at_once(read.map(|task| task.map(Arc::new)))
+    }
+
+    fn is_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, bool> {
+        at_once(self.of_task(id, |connection| is_of(connection, caller, id)))
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {

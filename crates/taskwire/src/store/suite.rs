@@ -578,6 +578,8 @@ fn an_idempotency_key_is_its_callers_until_the_task_is_forgotten<S: Store>(mut l
     assert_eq!(lab.reader().owner(yours.id).wait().expect("the owner is read"), None);
     let is_there = |caller, id| lab.reader().task_of(&CallerId::new(caller), id).wait().expect("the task is read").is_some();
     assert_eq!([("me", mine.id), ("you", mine.id), ("me", yours.id)].map(|(caller, id)| is_there(caller, id)), [true, false, false]);
+    let is_of = |caller, id| lab.reader().is_of(&CallerId::new(caller), id).wait().expect("the owner is read");
+    assert_eq!([("me", mine.id), ("you", mine.id), ("me", yours.id)].map(|(caller, id)| is_of(caller, id)), [true, false, false]);
     assert_eq!((find(&lab, "me", "k"), find(&lab, "you", "k"), find(&lab, "me", "j")), (Some(mine.id), None, None));
     lab.run(&mut yours, &keyed("you"));
     lab.run(&mut mine, &ends()[0]);

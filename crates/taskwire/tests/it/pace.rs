@@ -79,6 +79,16 @@ async fn a_tool_may_be_called_so_often_in_a_second_by_all_callers() {
 }
 
 #[tokio::test]
+async fn a_call_that_comes_too_fast_for_its_tool_does_not_count_for_its_caller() {
+    let limits = Limits { creates_per_second_per_caller: 3, ..Limits::DEFAULT };
+    let tools = registry([quick("slow").calls_per_second(1), quick("quick")]);
+    let server = TestServer::start_with(tools, with_limits(limits), Arc::new(manual_clock())).await;
+    let client = server.client();
+    assert_eq!(answered(&client, "tools/call", call("slow"), "calls_per_second").await, 2);
+    assert_eq!(answered(&client, "tools/call", call("quick"), "limits.creates_per_second_per_caller").await, 4);
+}
+
+#[tokio::test]
 async fn a_tool_has_so_many_tasks_and_another_one_when_one_has_ended() {
     let mut harness = ToolHarness::of(two_callers(), |tool| tool.task(TaskMode::Always).tasks_max(3).tasks_per_caller_max(2)).await;
     let [ann, bob] = ["ann-token", "bob-token"].map(|token| harness.server.client().with_token(token));

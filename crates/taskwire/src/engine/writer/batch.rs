@@ -85,6 +85,8 @@ pub(super) struct Batch {
     pub(super) session_receipts: Vec<oneshot::Sender<Result<(), Error>>>,
     /// Requests that cannot be decided while the store is away.
     pub(super) later: Vec<WriterRequest>,
+    /// Why it is away, if a read has found that.
+    pub(super) away: Option<store::Error>,
     /// Tasks that this batch makes, by their keys, and the arguments of their calls.
     keys: HashMap<OwnedKey, (TaskId, Payload)>,
     /// Tasks that this batch forgets.

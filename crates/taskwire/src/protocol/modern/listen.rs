@@ -103,7 +103,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     for id in ids {
         // Another caller's task is left out, just like one that does not exist: it is not even watched, because work lingers while it is.
         // What is read here has memory of its own, which a stream that waits does not keep. So below.
-        if engine::skip_corrupt(Box::pin(cx.context.engine.task(cx.caller, id)).await)?.is_some() {
+        if engine::skip_corrupt(Box::pin(cx.context.engine.is_of(cx.caller, id)).await.map(Some))? == Some(true) {
             own_ids.push(id);
         }
     }
@@ -111,7 +111,7 @@ pub(super) async fn listen(cx: &Cx<'_>) -> Result<MethodResult, Fault> {
     let watch = cx.context.engine.watch(own_ids.clone(), wanted.is_some());
     let mut owned = BTreeMap::new();
     for id in own_ids {
-        // A corrupt task is left out, too. A client that asks for it by `tasks/get` gets the error.
+        // What is seen to be corrupt is left out, too. A client that asks for it by `tasks/get` gets the error.
         let output = match outputs.remove(&id) {
             Some(from) => Box::pin(output_range(cx, id, from)).await.map(Some),
             None => Ok(None),

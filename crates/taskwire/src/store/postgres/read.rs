@@ -92,6 +92,7 @@ const CHUNK_RANGE: Sql = Sql {
     types: &[Type::BYTEA],
 };
 const OWNER: Sql = Sql { text: "SELECT caller FROM @task WHERE id = $1", types: &[Type::BYTEA] };
+const IS_OF: Sql = Sql { text: "SELECT 1 FROM @task WHERE id = $1 AND caller = $2", types: &[Type::BYTEA, Type::TEXT] };
 const DUE: Sql = Sql {
     text: "SELECT id FROM @task WHERE due IS NOT NULL AND due <= $1 AND ($2 IS NULL OR ended IS NOT NULL OR epoch = $2)
         ORDER BY due, id LIMIT $3",
@@ -337,6 +338,13 @@ impl Reader for PostgresReader {
 
     fn task_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, Option<Arc<Task>>> {
         later(self.tasks.get((id, Some(caller.clone()))))
+    }
+
+    fn is_of<'a>(&'a self, caller: &'a CallerId, id: TaskId) -> Read<'a, bool> {
+        later(async move {
+            let (id_bytes, caller) = (&id.as_bytes()[..], to_text(caller.as_str()));
+            self.of_task(id, &IS_OF, &[&id_bytes, &caller], |rows| Ok(!rows.is_empty())).await
+        })
     }
 
     fn event(&self, id: TaskId, version: Version) -> Read<'_, Option<Event>> {
