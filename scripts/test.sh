@@ -67,6 +67,9 @@ bash scripts/clients.sh
 step "clients that give up"
 TASKWIRE_BIN=$PWD/target/debug/taskwire SLOW_SECONDS=8 HANGUP_SECONDS=13 bash scripts/frameworks.sh mcp1 mcp2 sdk1
 
+step "a real browser"
+bash scripts/dashboard.sh
+
 step "real servers"
 bash scripts/servers.sh
 

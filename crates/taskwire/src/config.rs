@@ -71,6 +71,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// Whether callers can read `/metrics`, which says what the server counts.
     pub metrics: bool,
+    /// Whether browsers get the dashboard at `/`. What it shows comes from requests that [`Config::auth`] decides about.
+    pub dashboard: bool,
     /// Where traces are sent; nowhere if absent.
     #[cfg(feature = "traces")]
     pub traces: Option<Traces>,
@@ -108,6 +110,7 @@ impl Default for Config {
             auth: Arc::new(Callers::default()),
             http: HttpConfig::default(),
             metrics: true,
+            dashboard: true,
             #[cfg(feature = "traces")]
             traces: None,
             legacy: LegacyConfig::default(),

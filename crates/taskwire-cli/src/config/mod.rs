@@ -73,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) demo: bool,
     /// What models are told about the server. Default: nothing.
     instructions: Option<String>,
+    /// Whether browsers get the dashboard at `/`. Default: `true`.
+    dashboard: Option<bool>,
     /// How long a call may run before it becomes a task. Default: `"1s"`.
     promote_after: Option<Span>,
     /// How long a task is kept after its end. Default: `"1h"`.
@@ -154,6 +156,7 @@ impl Default for Config {
             log_format: LogFormat::Text,
             demo: false,
             instructions: None,
+            dashboard: None,
             promote_after: None,
             poll_interval: None,
             retention: None,
@@ -448,6 +451,7 @@ impl Config {
         config.http.allowed_hosts.extend(host);
         self.check_tls()?;
         config.metrics = self.metrics.is_enabled();
+        set(&mut config.dashboard, self.dashboard);
         self.metrics.address().map_err(|message| self.refuse(&["metrics", "listen"], &message))?;
         config.traces =
             self.traces.resolve(secrets).map_err(|(key, why)| self.refuse(&["traces", key], &format!("`traces.{key}` {why}")))?;

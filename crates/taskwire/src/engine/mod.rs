@@ -67,6 +67,9 @@ use crate::{
 
 /// What a node has between two leases: no task of this epoch is run by anybody, and what names it is taken over at once.
 const NO_EPOCH: Epoch = Epoch(0);
+/// How the status of work begins that waits for a slot of its tool, and the status of work that has got one.
+pub(crate) const WAITS_FOR_TURN: &str = "waiting for its turn";
+pub(crate) const HAS_TURN: &str = "running";
 
 /// Whether a process can go on with a task that another one left, where nodes share the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -43,11 +43,17 @@ pub(crate) fn check(target: &Uri, headers: &HeaderMap, config: &HttpConfig) -> R
     }
     if let Some(origin) = text(headers, ORIGIN)? {
         let page = origin.split_once("://").and_then(|(_, host)| host_name(host));
-        if !page.is_some_and(is_local) && !allowed(&config.allowed_origins, origin) {
+        if !page.is_some_and(is_local) && !allowed(&config.allowed_origins, origin) && !is_own_page(headers, name, host, config) {
             return Err(forbidden(format!("pages from `{origin}` may not call this server (configuration key `http.allowed_origins`)")));
         }
     }
     Ok(())
+}
+
+/// Whether a page is the server's own: of a host that the configuration names. A `*` names none, since a page can make any name lead here.
+fn is_own_page(headers: &HeaderMap, name: &str, host: &str, config: &HttpConfig) -> bool {
+    let named = |value: &str| config.allowed_hosts.iter().any(|entry| entry.eq_ignore_ascii_case(value));
+    (named(name) || named(host)) && check_same_origin(headers).is_ok()
 }
 
 /// The same for an address that only tells numbers: it may be called by any address, because a page can make only a name lead here.
@@ -157,6 +163,10 @@ mod tests {
         assert_eq!(asked("tools.example:443", Some("https://app.example"), &open), None);
         assert_eq!(asked("[fd00::1]:443", None, &open), None);
         assert_eq!(asked("tools.example", Some("https://other.example"), &open), Some(403));
+        assert_eq!(asked("tools.example", Some("https://tools.example"), &open), None, "a page of this server");
+        assert_eq!(asked("tools.example", Some("https://tools.example:8443"), &open), Some(403), "another server on that machine");
+        let rebound = HttpConfig { allowed_hosts: vec!["*".to_owned()], ..HttpConfig::default() };
+        assert_eq!(asked("evil.example", Some("http://evil.example"), &rebound), Some(403), "a name that was made to lead here");
         let any = HttpConfig { allowed_hosts: vec!["*".to_owned()], allowed_origins: vec!["*".to_owned()], ..HttpConfig::default() };
         assert_eq!(asked("whatever", Some("https://whatever"), &any), None);
         assert_eq!(asked("what/ever", None, &any), Some(400), "any host, but a host");

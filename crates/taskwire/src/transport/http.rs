@@ -30,7 +30,7 @@ use super::{
     api,
     body_budget::{BodyBuffer, BudgetExhausted, ReceivedBody},
     connection_slots::{ConnectionSlot, ConnectionSlots},
-    guard,
+    dashboard, guard,
     refusals::{self, REFUSAL_TIME},
     reply_body::{EventStream, ReplyBody, SlotBody},
     scrape,
@@ -311,6 +311,9 @@ async fn dispatch(endpoint: &Endpoint, peer: Arc<Peer>, slot: &ConnectionSlot, r
             let mut response = refuse(405, code::INVALID_REQUEST, format!("use {allow}"));
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
             response
+        }
+        (path, &Method::GET | &Method::HEAD) if context.config.dashboard && dashboard::has(path) => {
+            dashboard::respond(path, request.headers())
         }
         (path, _) if path.starts_with(PREFIX) => Box::pin(api::respond(endpoint, &peer, slot, &request)).await,
         (path, method) => access::metadata(context, path, method)

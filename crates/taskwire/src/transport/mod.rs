@@ -7,6 +7,7 @@ pub(crate) mod api;
 mod body_budget;
 pub(crate) mod bridge;
 mod connection_slots;
+mod dashboard;
 mod guard;
 pub(crate) mod http;
 mod refusals;

@@ -7,6 +7,7 @@ mod bodies;
 mod callers;
 mod client;
 mod clock;
+mod dashboard;
 mod followup;
 mod growth;
 mod held;

@@ -2,7 +2,7 @@
 
 use super::CommandRun;
 use crate::{
-    engine::Phase,
+    engine::{HAS_TURN, Phase, WAITS_FOR_TURN},
     tool::{ToolError, from_engine},
 };
 
@@ -25,7 +25,7 @@ impl CommandRun {
             }
             let _waiting = engine.metrics().tool(tool).command_waits();
             let max = limit.max();
-            self.ctx.status(format!("waiting for its turn: {max} of {max} are running (`concurrency`)")).await?;
+            self.ctx.status(format!("{WAITS_FOR_TURN}: {max} of {max} are running (`concurrency`)")).await?;
             tokio::select! {
                 acquired = limit.acquire() => slot = Some(acquired),
                 () = self.run.stopped() => return Err(ToolError::stopped()),
@@ -43,7 +43,7 @@ impl CommandRun {
             self.run.dequeue().await.map_err(from_engine)?;
         }
         if waits || was_queued {
-            self.ctx.status("running").await?;
+            self.ctx.status(HAS_TURN).await?;
         }
         Ok(())
     }

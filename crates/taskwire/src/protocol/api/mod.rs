@@ -3,6 +3,8 @@
 //! An admin sees the tasks of all callers. Anybody else sees only their own: a task of somebody else is like one that never was, as in
 //! every method (invariant I9).
 
+mod caller;
+mod log;
 mod query;
 mod server_state;
 mod task_object;
@@ -12,11 +14,13 @@ use std::{borrow::Cow, sync::Arc};
 use serde::Serialize;
 use serde_json::value::to_raw_value;
 use taskwire_core::{
-    CallerId, Seq, TaskId,
+    CallerId, Seq, TaskId, Version,
     task::{Authority, Command, Reject, Task},
 };
 
 use self::{
+    caller::CallerObject,
+    log::LogPage,
     query::{Query, TaskFilter},
     server_state::{Draining, ServerState},
     task_object::{Cancelled, OutputPage, TaskObject, TaskPage},
@@ -97,7 +101,9 @@ enum Operation<'a> {
     Tasks,
     Task(&'a str),
     Output(&'a str),
+    Log(&'a str),
     Cancel(&'a str),
+    Caller,
 }
 
 impl<'a> Operation<'a> {
@@ -109,8 +115,10 @@ impl<'a> Operation<'a> {
             ["tasks"] => (Self::Tasks, "GET"),
             ["tasks", id] => (Self::Task(id), "GET"),
             ["tasks", id, "output"] => (Self::Output(id), "GET"),
+            ["tasks", id, "log"] => (Self::Log(id), "GET"),
+            ["caller"] => (Self::Caller, "GET"),
             ["tasks", id, "cancel"] => (Self::Cancel(id), "POST"),
-            _ => return Err(ApiError::new(404, "nothing here: there are /api/server and /api/tasks")),
+            _ => return Err(ApiError::new(404, "nothing here: there are /api/server, /api/tasks and /api/caller")),
         };
         match method {
             "HEAD" if allowed == "GET" => Ok(operation),
@@ -123,8 +131,10 @@ impl<'a> Operation<'a> {
     fn method(self) -> Option<&'static str> {
         match self {
             Self::ServerState | Self::Drain => None,
+            // For whoever may ask anything at all.
+            Self::Caller => Some(""),
             Self::Tasks => Some("tasks/list"),
-            Self::Task(_) | Self::Output(_) => Some("tasks/get"),
+            Self::Task(_) | Self::Output(_) | Self::Log(_) => Some("tasks/get"),
             Self::Cancel(_) => Some("tasks/cancel"),
         }
     }
@@ -221,6 +231,16 @@ impl Api<'_> {
                 query.takes(&["from"])?;
                 let from = query.number("from")?.unwrap_or_default();
                 self.output(id, Seq(from)).await
+            }
+            Operation::Log(id) => {
+                query.takes(&["after"])?;
+                let after = query.number("after")?.unwrap_or_default();
+                let task = self.read(id).await?;
+                json(200, &LogPage::read(&self.context.engine, task.id, Version(after)).await?)
+            }
+            Operation::Caller => {
+                query.takes(&[])?;
+                json(200, &CallerObject::of(self.context, request.identity, self.is_admin))
             }
             Operation::Cancel(id) => {
                 query.takes(&[])?;
@@ -332,6 +352,8 @@ mod tests {
         assert_eq!(of("GET", "/api/server"), Ok(Operation::ServerState));
         assert_eq!(of("HEAD", "/api/tasks"), Ok(Operation::Tasks));
         assert_eq!(of("GET", "/api/tasks/x/output"), Ok(Operation::Output("x")));
+        assert_eq!(of("GET", "/api/tasks/x/log"), Ok(Operation::Log("x")));
+        assert_eq!(of("GET", "/api/caller"), Ok(Operation::Caller));
         assert_eq!(of("POST", "/api/tasks/x/cancel"), Ok(Operation::Cancel("x")));
         for (method, path) in
             [("POST", "/api/server"), ("GET", "/api/server/drain"), ("HEAD", "/api/tasks/x/cancel"), ("DELETE", "/api/tasks/x")]
