@@ -474,6 +474,9 @@ fn banner(
     let tools = if tools == 1 { "1 tool".to_owned() } else { format!("{tools} tools") };
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let mut text = format!("taskwire {version}: {tools}, {tasks}\n\n  endpoint  {scheme}://{address}/mcp\n");
+    if config.dashboard != Some(false) {
+        text.push_str(&format!("  dashboard {scheme}://{address}/\n"));
+    }
     if let Some(metrics) = metrics {
         text.push_str(&format!("  metrics   http://{metrics}/metrics\n"));
     }
@@ -572,6 +575,7 @@ mod tests {
             lines[2..],
             [
                 "  endpoint  http://127.0.0.1:7/mcp",
+                "  dashboard http://127.0.0.1:7/",
                 "  tools     t1, t2, t3, t4, t5 and 2 more",
                 "  try it    taskwire call http://127.0.0.1:7/mcp t1 a=… c=…"
             ]
@@ -582,6 +586,6 @@ mod tests {
             "{one}"
         );
         let none = shown(&[], &Config::default());
-        assert!(none.ends_with("/mcp\n") && !none.contains("tools   "), "{none}");
+        assert!(none.ends_with(":7/\n") && !none.contains("tools   "), "{none}");
     }
 }

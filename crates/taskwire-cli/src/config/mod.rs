@@ -74,7 +74,7 @@ pub(crate) struct Config {
     /// What models are told about the server. Default: nothing.
     instructions: Option<String>,
     /// Whether browsers get the dashboard at `/`. Default: `true`.
-    dashboard: Option<bool>,
+    pub(crate) dashboard: Option<bool>,
     /// How long a call may run before it becomes a task. Default: `"1s"`.
     promote_after: Option<Span>,
     /// How long a task is kept after its end. Default: `"1h"`.
