@@ -6,8 +6,13 @@ use rusqlite::{Connection, params};
 
 use super::{Error, busy::begin_transaction};
 
-/// Rows of two tables to which almost every commit adds one, or in which it changes one.
-const ROWS: [&str; 2] = ["INSERT INTO log VALUES(?1, 0, 0, ?2, NULL)", "INSERT INTO task(id, caller, open, head) VALUES(?1, ?2, 0, '')"];
+/// Rows of the tables to which almost every commit adds one, or in which it changes one: in `task` one of each kind that the indexes of open
+/// and of due tasks have. All output is added at one end of `chunk`.
+const ROWS: [&str; 3] = [
+    "INSERT INTO log VALUES(?1, 0, 0, ?2, NULL)",
+    "INSERT INTO task(id, caller, open, due, head) VALUES(?1, ?2, 1, iif(length(?1) = 0, -1, 9e15), '')",
+    "INSERT INTO chunk(task, seq, count, version, at, first_block, blocks_total, bytes_total, blocks) VALUES(?1, 0, 0, 0, 0, 0, 0, 0, ?2)",
+];
 /// An id and a caller before all others, and after all others: their rows go to the two ends of a table.
 const ENDS: [(&[u8], &str); 2] = [(b"", ""), (&[0xff; 21], "\u{10ffff}")];
 

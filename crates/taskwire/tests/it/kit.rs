@@ -518,7 +518,7 @@ pub(crate) async fn until_there_is_room(port: u16) {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
             let mut answer = String::new();
             // Who is refused may be cut off.
-            let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+            let _ = stream.write_all(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
             let _ = stream.read_to_string(&mut answer).await;
             if answer.starts_with("HTTP/1.1 404 ") {
                 return;

@@ -305,10 +305,12 @@ impl Sessions {
                 false => return Err(gone()),
             },
             None => {
-                // Anybody can name sessions that never were.
-                context.admit_request(caller)?;
                 let row = context.engine.reader().session(&id).await.map_err(engine::Error::from)?;
-                let row = row.filter(|row| row.caller == *caller).ok_or_else(gone)?;
+                let Some(row) = row.filter(|row| row.caller == *caller) else {
+                    // Anybody can name sessions that never were, also in messages that count as no requests.
+                    context.admit_request(caller)?;
+                    return Err(gone());
+                };
                 let agreed = row.data.read().map_err(|error| Fault::internal(format!("the session cannot be read: {error}")))?;
                 let agreed: SessionTerms = agreed;
                 // A session that never had a session stream is sent its whole outbox.

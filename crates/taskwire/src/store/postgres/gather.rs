@@ -4,10 +4,13 @@
 //! While the database answers one, what else is asked for waits, and goes out in the next one. Whoever asks alone waits for nobody. A read
 //! begins after it was asked for, so it sees what was acknowledged before.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::error::away;
 use crate::store::Error;
@@ -17,6 +20,8 @@ const STATEMENTS_MAX: usize = 2;
 /// How many reads become one statement: the result of a task may be large, and all of them are in memory together.
 const READS_MAX: usize = 16;
 
+/// How long the database usually says nothing when it is away.
+const SILENCE: Duration = Duration::from_secs(2);
 /// How many reads of a statement that failed find the database away before the others are not tried.
 const AWAY_MAX: usize = 2;
 
@@ -28,6 +33,8 @@ type ReadMany<K, V> = Arc<dyn Fn(Arc<[K]>) -> BoxFuture<'static, Many<V>> + Send
 pub(super) struct Gather<K, V> {
     read: ReadMany<K, V>,
     waiting: Arc<Mutex<Waiting<K, V>>>,
+    /// After this long without an answer the database is away for all who wait.
+    silence: Duration,
 }
 
 struct Waiting<K, V> {
@@ -59,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<K: Clone + Send + Sync + 'static, V: Send + 'static> Gather<K, V> {
     pub(super) fn new<F: Future<Output = Many<V>> + Send + 'static>(read: impl Fn(Arc<[K]>) -> F + Send + Sync + 'static) -> Self {
         let waiting = Waiting { reads: Vec::new(), statements: 0 };
-        Self { read: Arc::new(move |keys| Box::pin(read(keys))), waiting: Arc::new(Mutex::new(waiting)) }
+        Self { read: Arc::new(move |keys| Box::pin(read(keys))), waiting: Arc::new(Mutex::new(waiting)), silence: SILENCE }
     }
 
     /// Reads what is there of a key now.
@@ -74,17 +81,22 @@ impl<K: Clone + Send + Sync + 'static, V: Send + 'static> Gather<K, V> {
         };
         if let Some(slot) = slot {
             // A task of its own: others wait for it when the client of this request has hung up.
-            tokio::spawn(read_all(self.read.clone(), slot));
+            tokio::spawn(read_all(self.read.clone(), slot, self.silence));
         }
         answered.await.unwrap_or_else(|_| Err(away("a read was given up")))
     }
 }
 
-async fn read_all<K: Clone, V>(read: ReadMany<K, V>, mut slot: Slot<K, V>) {
+async fn read_all<K: Clone, V>(read: ReadMany<K, V>, mut slot: Slot<K, V>, silence: Duration) {
     while let Some((keys, answers)) = slot.take() {
+        let began = Instant::now();
         match read(keys.clone()).await {
             Ok(values) => answers.into_iter().zip(values).for_each(|(answer, value)| drop(answer.send(value))),
-            // What is damaged, or too large, concerns one of them, perhaps.
+            // A database that says nothing says nothing to each of them: nobody waits for that again.
+            Err(Error::Away { reason, .. }) if began.elapsed() >= silence => {
+                answers.into_iter().for_each(|answer| drop(answer.send(Err(away(&reason)))));
+            }
+            // What it refused at once concerns one of them, perhaps.
             Err(_) if keys.len() > 1 => read_alone(&read, &keys, answers).await,
             Err(error) => drop(answers.into_iter().next().map(|answer| answer.send(Err(error)))),
         }
@@ -198,6 +210,15 @@ mod tests {
         let read = join_all([99, 99, 99, 99, 7].map(|key| gather.get(key))).await;
         assert!(read.iter().all(Result::is_err), "{read:?}");
         assert_eq!(std::iter::from_fn(|| statements.try_recv().ok()).count(), 1 + AWAY_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_database_that_says_nothing_is_away_for_all_who_wait() {
+        let (mut gather, may, mut statements) = tens();
+        gather.silence = Duration::ZERO;
+        may.add_permits(100);
+        assert!(join_all([99, 5, 6].map(|key| gather.get(key))).await.iter().all(Result::is_err));
+        assert_eq!(std::iter::from_fn(|| statements.try_recv().ok()).count(), 1, "nobody is read alone");
     }
 
     #[tokio::test]

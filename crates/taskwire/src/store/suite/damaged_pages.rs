@@ -61,11 +61,11 @@ fn a_damaged_page_is_in_the_way_of_the_task_that_writes_there_and_of_no_other() 
 
 #[test]
 fn a_damaged_page_that_all_tasks_need_ends_it_and_it_is_said_what_to_do() {
-    for table in ["log", "task"] {
+    for table in ["log", "task", "task_open", "chunk"] {
         let mut lab = Lab::new(open_sqlite);
-        lab.run(&mut Driver::new(1), &large());
+        lab.run(&mut Driver::new(1), &make(spec(), vec![Blocks::of(&[text("out")])]));
         damage(&mut lab, &format!("SELECT rootpage FROM sqlite_master WHERE name = '{table}'"));
-        let write = Driver::new(2).run(&large()).expect("a new task");
+        let write = Driver::new(2).run(&make(spec(), vec![Blocks::of(&[text("put")])])).expect("a new task");
         let failed = lab.store().try_commit_now(slice::from_ref(&write), &[]).expect_err("a page is damaged");
         assert!(failed.kind() == ErrorKind::Fatal && failed.is_damage(), "{table}: {failed}");
         assert!(failed.to_string().contains("put a copy of the whole data directory in its place"), "{table}: {failed}");
