@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Screen } from "../../crates/taskwire/src/dashboard/ansi.js";
+import { LINES_MAX, Screen } from "../../crates/taskwire/src/dashboard/ansi.js";
 
 function screen(...pieces) {
   const screen = new Screen();
@@ -61,4 +61,23 @@ test("nonsense does no harm, and no memory is lost to it", () => {
   assert.ok(endless.rest.length < 10_000);
   assert.deepEqual(texts("a\x1b\nb"), ["a", "b"]);
   assert.ok(screen("x".repeat(1_000_000)).lines[0].text.length <= 65_536);
+});
+
+test("a short sequence makes no long text", () => {
+  assert.equal(screen("a" + "\x1b[1000B\x1b[1000E".repeat(1000)).lines.length, 1, "no line is below the last one");
+  assert.equal(screen("\x1b[1000C".repeat(1000) + "end").lines[0].text, "");
+  assert.equal(screen("\x1b[1000C".repeat(65) + "end").lines[0].text.length, 65_003);
+  const full = screen("x".repeat(65_536) + "\rover");
+  assert.equal(full.lines[0].text.slice(0, 6), "overxx");
+});
+
+test("of very many lines the last ones are kept, and it is said", () => {
+  const long = screen();
+  const count = LINES_MAX + 60_000;
+  for (let line = 0; line < count; line += 1) long.write(`${line}\n`);
+  assert.ok(long.lines.length <= LINES_MAX && long.lines.length > LINES_MAX - 60_000, `${long.lines.length}`);
+  assert.equal(long.lines[0].text, `(the first ${(long.dropped + 1).toLocaleString("en")} lines are no longer shown)`);
+  assert.equal(long.lines[1].text, String(long.dropped + 1));
+  assert.deepEqual(long.lines.slice(-2).map(({ text }) => text), [String(count - 1), ""]);
+  assert.equal(long.row, long.lines.length - 1);
 });

@@ -66,3 +66,27 @@ test("100,000 lines are shown without a stutter", async (t) => {
   assert.ok(longest < BLOCKED_MAX, `the page was blocked for ${longest} ms`);
   assert.deepEqual(page.problems, []);
 });
+
+test("of more lines than are kept, a search still finds the right ones, and who reads stays there", async () => {
+  const page = await openPage(browser, server.url);
+  await page.evaluate(async () => {
+    const [{ Terminal }, { LINES_MAX }] = await Promise.all(["terminal", "ansi"].map((name) => import(`/dashboard/${name}.js`)));
+    const terminal = new Terminal();
+    window.terminal = terminal;
+    document.body.append(terminal);
+    window.writeOn = (from, to) => terminal.write(Array.from({ length: to - from }, (_, i) => `row ${from + i};\n`).join(""));
+    window.lines = LINES_MAX;
+    window.writeOn(0, LINES_MAX - 1);
+    terminal.find("99;");
+  });
+  await page.waitForFunction(() => window.terminal.hits.length === window.lines / 100 - 1 && window.terminal.searched >= window.lines - 2);
+  await page.evaluate(() => { window.terminal.hit = 3000; window.terminal.follow(false); window.terminal.showLine(window.terminal.hits[3000]); });
+  const current = page.locator("tw-terminal .row.current");
+  assert.equal(await current.textContent(), "row 300099;");
+  await page.evaluate(() => window.writeOn(window.lines - 1, window.lines + 1000));
+  await page.waitForFunction(() => window.terminal.screen.dropped > 0 && window.terminal.searched >= window.terminal.length - 1);
+  await page.waitForFunction(() => document.querySelector("tw-terminal .row.current")?.textContent === "row 300099;");
+  const wrong = await page.evaluate(() => window.terminal.hits.filter((line) => !window.terminal.screen.lines[line].text.endsWith("99;")).length);
+  assert.equal(wrong, 0);
+  assert.deepEqual(page.problems, []);
+});

@@ -41,6 +41,20 @@ test("a token is asked for, a wrong one is refused, and signing out forgets it",
   assert.deepEqual(page.problems, []);
 });
 
+test("a token that cannot be one is refused, and one that was copied with its scheme is taken", async () => {
+  const page = await signIn("žeton");
+  await page.getByText("The token has a character that no token can have.").waitFor();
+  await page.getByLabel("Token").fill("two words");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("alert").waitFor();
+  await page.getByLabel("Token").fill("Bearer ann");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("heading", { name: "Tasks" }).waitFor();
+  await page.goto(`${server.url}/#/nodes`);
+  await page.getByText("Only an admin can see this.").waitFor();
+  assert.deepEqual(page.problems, []);
+});
+
 test("two callers in two windows see nothing of each other, and an admin sees both", async () => {
   const [ann, bob] = await Promise.all([signIn("ann"), signIn("bob")]);
   const hers = await server.call("wait", { file: "a" }, "ann");

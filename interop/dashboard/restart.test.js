@@ -1,6 +1,8 @@
 // The server is killed and started again while the page is open: the page goes on, and no line is missing or there twice.
 
 import assert from "node:assert/strict";
+import { rm } from "node:fs/promises";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { Server, allLines, openBrowser, openPage } from "./kit.js";
 
@@ -35,4 +37,17 @@ test("a page that is opened while the server is away waits for it", async () => 
   await page.getByText("The server cannot be reached.").waitFor();
   await server.up();
   await page.locator("ul.tasks > li").first().waitFor();
+});
+
+test("a task that was forgotten while the server was away is said to be gone, and what it wrote stays", async () => {
+  const id = await server.call("wait", { file: "lost" });
+  const page = await openPage(browser, `${server.url}/#/task/${id}`);
+  await page.locator("tw-terminal").getByText("waiting for lost").waitFor();
+  await server.kill();
+  await server.go("lost");
+  await rm(join(server.dir, "data"), { recursive: true });
+  await server.up();
+  await page.getByText("There is no such task.").waitFor();
+  await page.locator("tw-terminal").getByText("waiting for lost").waitFor();
+  assert.deepEqual(page.problems, []);
 });

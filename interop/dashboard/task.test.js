@@ -72,6 +72,23 @@ test("output comes while it is written, can be paused, searched, copied and down
   assert.ok((await readFile(await download.path(), "utf8")).endsWith("number 599\nnumber 600\n"));
 });
 
+test("what is selected stays while more is written", async () => {
+  const id = await server.call("steady", { count: 300 });
+  await open(id);
+  await page.locator("tw-terminal").getByText("number 5", { exact: true }).waitFor();
+  await page.evaluate(() => {
+    const terminal = document.querySelector("tw-terminal");
+    terminal.follow(false);
+    window.kept = [...terminal.querySelectorAll(".row")].find((row) => row.textContent === "number 2");
+    getSelection().selectAllChildren(window.kept);
+    window.before = terminal.length;
+  });
+  await page.waitForFunction(() => document.querySelector("tw-terminal").length > window.before + 10);
+  assert.deepEqual(await page.evaluate(() => [getSelection().toString(), window.kept.isConnected]), ["number 2", true]);
+  const texts = await shownLines(page);
+  assert.deepEqual(texts, texts.map((_, i) => `number ${i + 1}`), "the rows are in their order");
+});
+
 test("a question is answered in a form of its schema", async () => {
   const id = await server.call("ask");
   await open(id);
@@ -131,6 +148,9 @@ test("the timeline shows the time in which a task waited for its turn", async ()
 });
 
 test("a task that is not there is said not to be", async () => {
+  await open("%zz");
+  await page.getByText("There is no such task.").waitFor();
+  await page.context().close();
   await open("0".repeat(32));
   await page.getByRole("alert").getByText("There is no such task.").waitFor();
 });

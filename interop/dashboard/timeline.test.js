@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bars } from "../../crates/taskwire/src/dashboard/timeline.js";
+import { MARKS_MAX, bars, thin } from "../../crates/taskwire/src/dashboard/timeline.js";
 
 const at = (second) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString();
 const node = (epoch) => ({ 1: "left", 2: "right" })[epoch] ?? "";
@@ -31,6 +31,14 @@ test("waiting comes before the work, however it is told", () => {
     ["Waiting", "waiting", 0, 3, "for its turn"],
     ["Attempt 1", "cancelled", 3, 7, "left"],
   ]);
+});
+
+test("of very many checkpoints the last ones are drawn, and nothing else is left out", () => {
+  const saved = Array.from({ length: 1000 }, (_, i) => ({ version: i + 2, at: at(i), kind: "saved" }));
+  const log = thin([{ version: 1, at: at(0), kind: "created", attempt: 1, epoch: 1 }, ...saved, { version: 1002, at: at(1000), kind: "completed" }]);
+  assert.deepEqual([log.length, log[0].kind, log[1].version, log.at(-1).kind], [MARKS_MAX + 2, "created", 802, "completed"]);
+  assert.equal(bars(log, node).marks.length, MARKS_MAX);
+  assert.equal(thin(log), log);
 });
 
 test("questions are answered, or not", () => {

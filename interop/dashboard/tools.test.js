@@ -58,6 +58,22 @@ test("a form has a field for each property, and checks it", async () => {
   await until("the result is shown", async () => (await page.getByText("hello 8 left true c 5").count()) > 0);
 });
 
+test("a time keeps its zone and its fractions until somebody changes it, and an empty one is none", async () => {
+  page = await openPage(browser, `${server.url}/#/tools`, { timezoneId: "Asia/Kolkata" });
+  const read = await page.evaluate(async () => {
+    const { SchemaForm } = await import("/dashboard/form.js");
+    const given = "2026-03-01T22:15:30.25Z";
+    const form = new SchemaForm({ properties: { at: { type: "string", format: "date-time" } }, required: ["at"] }, { at: given });
+    const field = form.element.querySelector("input");
+    const values = [field.value, form.value().at];
+    field.value = "2026-03-02T03:45:31";
+    values.push(form.value().at, field.validity.valid);
+    field.value = "";
+    return [...values, form.value().at, field.validity.valid];
+  });
+  assert.deepEqual(read, ["2026-03-02T03:45:30", "2026-03-01T22:15:30.25Z", "2026-03-01T22:15:31.000Z", true, undefined, false]);
+});
+
 test("what the server refuses is said beside the form", async () => {
   const tool = await openTool("form");
   await tool.getByRole("button", { name: "Edit as JSON" }).click();

@@ -284,7 +284,8 @@ fn a_process_that_takes_over_writes_to_the_audit_log_that_is_there_then() {
     let server_dir = ServerDir::new();
     let config = server_dir.read("taskwire.toml");
     server_dir.write("taskwire.toml", &format!("audit.file = \"audit.jsonl\"\n{config}"));
-    let first = Peer::start(&server_dir, Era::Modern);
+    let mut first = Peer::start(&server_dir, Era::Modern);
+    assert!(first.has_tool("slow"), "it serves");
     let mut second = Peer::start(&server_dir, Era::Modern);
     second.hears("joined the server of process");
     fs::rename(server_dir.0.join("audit.jsonl"), server_dir.0.join("audit.1")).expect("moved");

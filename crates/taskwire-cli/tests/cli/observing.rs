@@ -73,6 +73,7 @@ fn metrics_can_have_an_address_of_their_own_that_needs_no_token() {
     let dir = TempDir::new();
     let config = "[metrics]\nlisten = \"127.0.0.1:0\"\n\n[auth]\ntokens = [{ token = \"secret\", caller = \"me\" }]\n";
     let server = Server::configured(&written(&dir, config), &dir.join("data"));
+    assert!(server.process.line().expect("one more line").starts_with("  dashboard http://"));
     let line = server.process.line().expect("one more line");
     let url = line.strip_prefix("  metrics   http://").and_then(|rest| rest.strip_suffix("/metrics"));
     let address = url.unwrap_or_else(|| panic!("no address: {line}"));

@@ -26,6 +26,7 @@ fn the_demo_tools_are_served_until_a_signal_ends_it_in_good_order() {
 fn it_says_what_to_try_and_that_works() {
     let dir = TempDir::new();
     let server = Server::start(&dir.join("data"));
+    assert_eq!(server.process.line(), Some(format!("  dashboard http://127.0.0.1:{}/", server.port)));
     let hint = server.process.line().expect("one more line");
     let command = hint.strip_prefix("  try it    taskwire ").unwrap_or_else(|| panic!("nothing to try: {hint}"));
     assert_eq!(command, format!("call {} countdown from=5", server.url()));

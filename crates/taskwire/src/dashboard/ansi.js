@@ -20,8 +20,11 @@ const BEGUN = /\x1b(?:\[[0-9:;<=>?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1
 const ESCAPE_MAX = 8192;
 /** Characters that do something, or begin to. */
 const SPECIAL = /[\x00-\x1f\x7f]/g;
-/** How far up a progress display may go. */
+/** Characters of a line. */
 const LINE_MAX = 65536;
+/** Lines that are kept, and how many of the oldest go at one time: to move the others costs time. */
+export const LINES_MAX = 500_000;
+const DROPPED_AT_ONCE = 50_000;
 
 export class Screen {
   constructor() {
@@ -37,6 +40,8 @@ export class Screen {
     this.rest = "";
     /** The first line that has changed since somebody asked. */
     this.changedFrom = 0;
+    /** Lines that are no longer kept. */
+    this.dropped = 0;
   }
 
   /** @param {string} piece */
@@ -55,7 +60,9 @@ export class Screen {
         case 0x0a:
           this.row += 1;
           this.column = 0;
-          if (this.row === this.lines.length) this.lines.push({ text: "", runs: [] });
+          if (this.row < this.lines.length) break;
+          this.lines.push({ text: "", runs: [] });
+          if (this.lines.length > LINES_MAX) this.drop(DROPPED_AT_ONCE);
           break;
         case 0x0d:
           this.column = 0;
@@ -85,12 +92,22 @@ export class Screen {
     }
   }
 
+  /** Forgets the oldest lines; the first one says so. @param {number} count */
+  drop(count) {
+    this.lines.splice(0, count);
+    this.row -= count;
+    this.dropped += count;
+    this.lines[0] = { text: `(the first ${(this.dropped + 1).toLocaleString("en")} lines are no longer shown)`, runs: [] };
+    this.changedFrom = 0;
+  }
+
   /** @param {string} text */
   print(text) {
     const line = this.lines[this.row];
     if (this.row < this.changedFrom) this.changedFrom = this.row;
     const { column, style } = this;
-    if (line.text.length + text.length > LINE_MAX) text = text.slice(0, Math.max(0, LINE_MAX - line.text.length));
+    if (column + text.length > LINE_MAX) text = text.slice(0, LINE_MAX - column);
+    if (text === "") return;
     this.column += text.length;
     if (column >= line.text.length) {
       if (column > line.text.length) line.text += " ".repeat(column - line.text.length);
@@ -152,12 +169,12 @@ export class Screen {
         break;
       case "B":
       case "E":
-        this.row += count;
-        while (this.row >= this.lines.length) this.lines.push({ text: "", runs: [] });
+        // As at the lower edge of a terminal: a short sequence makes no lines.
+        this.row = Math.min(this.row + count, this.lines.length - 1);
         if (command === "E") this.column = 0;
         break;
       case "C":
-        this.column += count;
+        this.column = Math.min(this.column + count, LINE_MAX);
         break;
       case "D":
         this.column = Math.max(0, this.column - count);

@@ -2,7 +2,7 @@
 
 import { fill, h, isWriting, reason, write } from "./dom.js";
 import { place, session } from "./page.js";
-import { api, events, repeat, setToken, token } from "./server.js";
+import { api, events, isFinal, repeat, setToken, token } from "./server.js";
 import "./nodes.js";
 import "./task.js";
 import "./tasks.js";
@@ -73,19 +73,19 @@ function applyTheme() {
   document.documentElement.dataset.theme = localStorage.getItem(THEME) ?? "auto";
 }
 
-/** Asks for a token. @param {string} why */
+/** Asks for a token. @param {string} why What was wrong, if anything was. */
 function signIn(why) {
   if (document.getElementById("sign-in")) return;
   session.caller = undefined;
   shown = "";
   fill(header, h("a", { class: "brand", href: "#/tasks" }, "Taskwire"));
-  const field = h("input", { id: "token", type: "password", required: true, autocomplete: "current-password", spellcheck: false });
-  const problem = h("p", { class: "notice bad", role: "alert", hidden: !token() }, why);
+  const field = h("input", { id: "token", type: "password", required: true, autocomplete: "off", spellcheck: false });
+  const problem = h("p", { class: "notice bad", role: "alert", hidden: !why }, why);
   const form = h("form", {
     id: "sign-in", class: "panel sign-in",
     onsubmit: (/** @type {Event} */ event) => {
       event.preventDefault();
-      setToken(field.value.trim());
+      setToken(field.value.trim().replace(/^Bearer\s+/i, ""));
       form.remove();
       begin();
     },
@@ -110,6 +110,8 @@ async function begin() {
       done.abort();
       countWaiting().catch(() => {});
     } catch (error) {
+      // Perhaps another token helps.
+      if (isFinal(error)) signIn(reason(error));
       if (document.getElementById("sign-in")) done.abort();
       else fill(main, h("p", { class: "notice", role: "status" }, `Waiting for the server: ${reason(error)}`));
     }
@@ -120,9 +122,16 @@ async function begin() {
 /** How many tasks wait for an answer is told on every page. */
 async function countWaiting() {
   if (!session.caller?.may.list) return;
-  const { tasks } = await api("tasks?status=input_required&limit=100");
-  waiting.hidden = tasks.length === 0;
-  write(waiting, tasks.length === 0 ? "" : `${tasks.length === 100 ? "100+" : tasks.length} waiting`);
+  let count = 0;
+  let cursor = "";
+  // The server looks at some tasks each time, and perhaps none of them waits.
+  for (let reads = 0; reads < 5 && count < 100 && (reads === 0 || cursor); reads += 1) {
+    const page = await api(`tasks?status=input_required&limit=100${cursor && `&cursor=${cursor}`}`);
+    count += page.tasks.length;
+    cursor = page.nextCursor ?? "";
+  }
+  waiting.hidden = count === 0;
+  write(waiting, count === 0 ? "" : `${count}${cursor ? "+" : ""} waiting`);
   waiting.title = "Tasks that wait for an answer";
 }
 
@@ -140,7 +149,7 @@ addEventListener("hashchange", show);
 addEventListener("keydown", (event) => {
   if (event.key === "?" && !isWriting(event) && !document.querySelector("dialog[open]")) help();
 });
-events.addEventListener("signin", (event) => signIn(/** @type {CustomEvent<string>} */ (event).detail));
+events.addEventListener("signin", (event) => signIn(token() ? /** @type {CustomEvent<string>} */ (event).detail : ""));
 events.addEventListener("connection", (event) => {
   write(lost, /** @type {CustomEvent<boolean>} */ (event).detail ? "" : "The server cannot be reached. This page goes on when it can.");
 });

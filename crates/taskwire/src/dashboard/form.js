@@ -242,14 +242,45 @@ function textField(common, schema) {
   const isLong = !kind && !schema.pattern && (schema.maxLength ?? 0) > 200;
   const element = isLong
     ? h("textarea", { ...common, ...bounds, rows: 4 })
-    : h("input", { ...common, ...bounds, type: kind ?? "text", pattern: kind ? undefined : schema.pattern, autocomplete: "off" });
-  element.value = schema.default ?? "";
+    : h("input", { ...common, ...bounds, type: kind ?? "text", pattern: !kind && schema.pattern ? anywhere(schema.pattern) : undefined, autocomplete: "off" });
   const isTime = schema.format === "date-time";
+  if (isTime) element.setAttribute("step", "1");
+  // A time that nobody changes stays as it was written, with its zone and its fractions.
+  let given = { value: "", shown: "" };
+  const set = (/** @type {unknown} */ value) => {
+    const text = typeof value === "string" ? value : "";
+    element.value = isTime ? localTime(text) : text;
+    given = { value: text, shown: element.value };
+  };
+  set(schema.default);
   return {
     element,
-    value: () => (element.value === "" && !common.required ? undefined : isTime ? new Date(element.value).toISOString() : element.value),
-    set: (value) => { element.value = typeof value === "string" ? (isTime ? value.slice(0, 16) : value) : ""; },
+    value: () => {
+      const text = element.value;
+      if (text === "" && (isTime || !common.required)) return undefined;
+      if (!isTime) return text;
+      return text === given.shown ? given.value : new Date(text).toISOString();
+    },
+    set,
   };
+}
+
+/**
+ * A pattern of a schema for a field: a schema's may fit anywhere in the text, a field's fits all of it.
+ * @param {string} pattern
+ */
+export function anywhere(pattern) {
+  return `[\\s\\S]*(?:${pattern})[\\s\\S]*`;
+}
+
+/**
+ * A time as a field shows it: that of this machine, to the second; empty if it is none.
+ * @param {string} text
+ */
+export function localTime(text) {
+  const date = new Date(text);
+  if (Number.isNaN(date.getTime())) return "";
+  return new Date(date.getTime() - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }
 
 /**

@@ -1,8 +1,8 @@
 // How the server is, and the nodes that share its store. What is drawn began when the page was opened: the server keeps no history.
 
 import { bytes, fill, h, moment, reason, span, write } from "./dom.js";
-import { Page } from "./page.js";
-import { api, metrics, repeat } from "./server.js";
+import { Page, session } from "./page.js";
+import { api, metrics, Refused, repeat } from "./server.js";
 
 const REFRESH_MS = 2000;
 /** Readings that a plot has. */
@@ -52,6 +52,7 @@ class Nodes extends Page {
 
   /** @param {AbortSignal} signal */
   start(signal) {
+    if (!session.caller?.admin) return this.append(h("h1", {}, "Nodes and health"), h("p", { class: "notice" }, "Only an admin can see this."));
     const number = (/** @type {number} */ value) => Math.round(value).toLocaleString();
     const rate = (/** @type {number} */ value) => `${value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString()}/s`;
     const time = (/** @type {number} */ value) => (value < 1 ? `${value.toFixed(2)} ms` : span(value));
@@ -75,7 +76,8 @@ class Nodes extends Page {
     this.append(h("h1", {}, "Nodes and health"), problem,
       h("div", { class: "columns even" }, h("section", { class: "panel" }, h("h2", {}, "This node"), health, facts), h("section", { class: "panel" }, h("h2", {}, "Nodes"), nodes)),
       h("section", { class: "panel" }, h("h2", {}, "This node, since this page was opened"), h("div", { class: "plots" }, ...Object.values(plots).map((plot) => plot.element))));
-    repeat(REFRESH_MS, signal, async () => {
+    const refused = new AbortController();
+    repeat(REFRESH_MS, AbortSignal.any([signal, refused.signal]), async () => {
       try {
         const state = await api("server", { signal });
         problem.hidden = true;
@@ -87,6 +89,7 @@ class Nodes extends Page {
         if (signal.aborted) return;
         problem.hidden = false;
         write(problem, reason(error));
+        if (error instanceof Refused && error.status === 403) refused.abort();
         return;
       }
       // They can be turned off; then there are fewer plots.

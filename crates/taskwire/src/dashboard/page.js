@@ -26,7 +26,16 @@ export class Page extends HTMLElement {
 /** What the address says after `#`: the parts of a path, and parameters. */
 export function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(query) };
+  return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
+}
+
+/** A part of an address; one that is no encoding stays as it is. @param {string} part */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /**

@@ -39,6 +39,11 @@ export class Refused extends Error {
   }
 }
 
+/** Whether the same request would be refused once more. @param {unknown} error @returns {error is Refused} */
+export function isFinal(error) {
+  return error instanceof Refused && error.status < 500 && error.status !== 429;
+}
+
 /** Tells `signin` when a token is needed, and `connection` when the server is lost (`detail` is false) or found again. */
 export const events = new EventTarget();
 
@@ -68,7 +73,11 @@ export function setToken(value) {
 async function request(path, init) {
   const headers = new Headers(init.headers);
   const secret = token();
-  if (secret) headers.set("Authorization", `Bearer ${secret}`);
+  try {
+    if (secret) headers.set("Authorization", `Bearer ${secret}`);
+  } catch {
+    throw new Refused(400, "The token has a character that no token can have.");
+  }
   let response;
   try {
     response = await fetch(path, { ...init, headers, cache: "no-store", credentials: "same-origin" });
@@ -205,24 +214,36 @@ export async function tools(signal) {
 
 /**
  * Watches a task until it has ended and everything was told, whatever happens to the connection or the server meanwhile. Chunks are numbered
- * without a gap, so the next number is all that is needed to go on.
+ * without a gap, so the next number is all that is needed to go on. Nothing is asked while the page cannot be seen: a browser has few
+ * connections to a server, for all its pages together.
  * @param {string} id
- * @param {boolean} isOwn Only a caller's own tasks can be listened to; those of others are read again and again.
+ * @param {boolean} isOwn Only a caller's own tasks can be listened to; those of others are read again and again. So are a caller's own where
+ *   the server lets this page look but not use the protocol.
  * @param {Watcher} watcher
  * @param {AbortSignal} signal
  */
 export async function watch(id, isOwn, watcher, signal) {
   const progress = { next: 0, ended: false };
   let delay = RETRY_MS;
+  let canListen = isOwn;
   while (!signal.aborted && !progress.ended) {
     const before = progress.next;
+    await visible(signal);
+    if (signal.aborted) return;
+    const hidden = new AbortController();
+    const hide = () => { if (document.hidden) hidden.abort(); };
+    document.addEventListener("visibilitychange", hide);
     try {
-      await (isOwn ? listen(id, progress, watcher, signal) : poll(id, progress, watcher, signal));
+      await (canListen ? listen : poll)(id, progress, watcher, AbortSignal.any([signal, hidden.signal]));
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Refused && error.status < 500 && error.status !== 429) throw error;
+      if (canListen && error instanceof Refused && error.status === 403) canListen = false;
+      else if (isFinal(error)) throw error;
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
     }
     if (progress.ended) return;
+    if (hidden.signal.aborted) continue;
     delay = progress.next > before ? RETRY_MS : Math.min(delay * 2, RETRY_MAX_MS);
     await pause(delay, signal);
   }
@@ -239,6 +260,10 @@ async function listen(id, progress, watcher, signal) {
   for await (const { method, params, error } of messages(await post("subscriptions/listen", { notifications }, signal))) {
     if (error) throw new Refused(400, error.message);
     switch (method) {
+      case "notifications/subscriptions/acknowledged":
+        // A task that is not there is left out, without an error.
+        if (!params.notifications.taskIds?.includes(id)) throw new Refused(404, "there is no such task");
+        break;
       case "notifications/tasks/partial":
         take(progress, watcher, [{ seq: params.seq, content: params.content }]);
         break;
@@ -261,8 +286,8 @@ async function listen(id, progress, watcher, signal) {
  * @param {AbortSignal} signal
  */
 async function poll(id, progress, watcher, signal) {
-  for (;;) {
-    const page = await api(`tasks/${id}/output?from=${progress.next}`, { signal });
+  while (!signal.aborted) {
+    const page = await api(`tasks/${encodeURIComponent(id)}/output?from=${progress.next}`, { signal });
     take(progress, watcher, page.chunks.map((/** @type {any} */ chunk) => ({ seq: chunk.seq, content: chunk.blocks })));
     if (page.more) continue;
     watcher.changed();
@@ -302,6 +327,25 @@ export function pause(ms, signal) {
       signal.removeEventListener("abort", done);
       resolve();
     }
+  });
+}
+
+/**
+ * Waits until the page can be seen.
+ * @param {AbortSignal} signal
+ * @returns {Promise<void>}
+ */
+function visible(signal) {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener("visibilitychange", look);
+      signal.removeEventListener("abort", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+    signal.addEventListener("abort", look);
+    look();
   });
 }
 

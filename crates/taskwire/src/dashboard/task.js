@@ -5,9 +5,9 @@ import { tree } from "./json.js";
 import { Page, place, session } from "./page.js";
 import { answerForm } from "./question.js";
 import { blockView, outcomeView } from "./result.js";
-import { api, call, Refused, repeat, tools, watch } from "./server.js";
+import { api, call, isFinal, pause, Refused, repeat, tools, watch } from "./server.js";
 import { Terminal } from "./terminal.js";
-import { timeline } from "./timeline.js";
+import { thin, timeline } from "./timeline.js";
 import { runner } from "./tools.js";
 
 /** @typedef {import("./server.js").Task} Task */
@@ -17,6 +17,8 @@ import { runner } from "./tools.js";
 
 /** Images and sounds that are shown at most: there may be one with each line. */
 const MEDIA_MAX = 50;
+/** A task may change often: between two readings of it is at least this. */
+const REFRESH_MS = 500;
 
 class TaskPage extends Page {
   /** @type {Task | undefined} */
@@ -69,7 +71,10 @@ class TaskPage extends Page {
   failed(error, signal) {
     if (signal.aborted) return;
     const text = error instanceof Refused && error.status === 404 ? "There is no such task. It may have been forgotten some time after its end." : reason(error);
-    fill(this, h("h1", {}, "Task"), h("p", { class: "notice bad", role: "alert" }, text), h("p", {}, h("a", { href: "#/tasks" }, "All tasks")));
+    this.controller?.abort();
+    // What it has written so far can still be read.
+    const output = this.terminal && this.terminal.length > 0 ? this.terminal : null;
+    fill(this, h("h1", {}, this.task?.tool ?? "Task"), h("p", { class: "notice bad", role: "alert" }, text), h("p", {}, h("a", { href: "#/tasks" }, "All tasks")), output);
   }
 
   /** @param {AbortSignal} signal */
@@ -107,17 +112,20 @@ class TaskPage extends Page {
     while (this.isStale && !signal.aborted) {
       this.isStale = false;
       await this.read(signal).catch(() => {});
+      await pause(REFRESH_MS, signal);
     }
     this.isReading = false;
   }
 
   /** @param {AbortSignal} signal */
   async read(signal) {
-    const task = /** @type {Task} */ (await api(`tasks/${this.taskId}`, { signal }));
+    const path = `tasks/${encodeURIComponent(this.taskId ?? "")}`;
+    const task = /** @type {Task} */ (await api(path, { signal }));
     for (let more = true; more; ) {
-      const page = await api(`tasks/${this.taskId}/log?after=${this.logNext}`, { signal });
+      const page = await api(`${path}/log?after=${this.logNext}`, { signal });
       // Two readings may overlap.
       this.log.push(...page.events.filter((/** @type {LogEvent} */ event) => event.version > this.logNext));
+      this.log = thin(this.log);
       this.logNext = Math.max(this.logNext, page.next);
       more = page.more;
     }
@@ -271,7 +279,7 @@ async function repeatUntil(signal, action) {
       await action();
       done.abort();
     } catch (error) {
-      if (!(error instanceof Refused) || error.status >= 500 || error.status === 429) return;
+      if (!isFinal(error)) return;
       refusal = error;
       done.abort();
     }

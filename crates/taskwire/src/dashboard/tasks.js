@@ -10,10 +10,12 @@ import { api, repeat } from "./server.js";
 const REFRESH_MS = 1000;
 /** Tasks of one page. */
 const PAGE = 100;
+/** Requests for one page at most: the server looks at so many tasks each time, and none of them may fit. */
+const READS_MAX = 5;
 /** Requests at one time, when many tasks are cancelled. */
 const AT_ONCE = 4;
 
-class Tasks extends Page {
+export class Tasks extends Page {
   /** @type {Map<string, Task>} */
   tasks = new Map();
   /** @type {Map<string, Row>} */
@@ -22,13 +24,14 @@ class Tasks extends Page {
   chosen = new Set();
   /** Where the page after the last one begins. @type {string | undefined} */
   next = undefined;
-  /** Where the pages after the first one began. @type {string[]} */
+  /** Where each of the pages after the first one begins: where the one before it ended. @type {string[]} */
   cursors = [];
   turn = 0;
   generation = 0;
 
   /** @param {AbortSignal} signal */
   start(signal) {
+    if (!session.caller?.may.list) return this.append(h("h1", {}, "Tasks"), h("p", { class: "notice" }, "You may not list tasks."));
     const { query } = place();
     const changed = () => this.filter();
     this.status = h("select", { "aria-label": "State", onchange: changed },
@@ -99,15 +102,31 @@ class Tasks extends Page {
       this.cursors = [];
     }
     this.take(undefined, page);
-    if (this.cursors.length === 0) this.next = page.nextCursor;
-    else {
+    this.endsAt(0, page.nextCursor);
+    if (this.cursors.length > 0) {
       // One of the further pages each time.
-      const cursor = this.cursors[this.turn++ % this.cursors.length];
+      const turn = this.turn++ % this.cursors.length;
+      const cursor = this.cursors[turn];
       const further = await this.read(cursor, signal);
       if (generation !== this.generation || signal.aborted) return;
       this.take(cursor, further);
+      this.endsAt(turn + 1, further.nextCursor);
     }
     this.paint();
+  }
+
+  /**
+   * Says where a page has ended: there the next one begins. What is below the last one is not read again, so it is not kept.
+   * @param {number} number
+   * @param {string | undefined} cursor
+   */
+  endsAt(number, cursor) {
+    // Another reading may have found fewer pages meanwhile.
+    if (number > this.cursors.length) return;
+    if (cursor === undefined) this.cursors.length = number;
+    if (cursor !== undefined && number < this.cursors.length) this.cursors[number] = cursor;
+    else this.next = cursor;
+    for (const id of this.tasks.keys()) if (this.next !== undefined && id < this.next) this.tasks.delete(id);
   }
 
   /**
@@ -115,8 +134,13 @@ class Tasks extends Page {
    * @param {AbortSignal} signal
    * @returns {Promise<import("./server.js").TaskPage>}
    */
-  read(cursor, signal) {
-    return api(`tasks?${this.asked()}${cursor ? `&cursor=${cursor}` : ""}`, { signal });
+  async read(cursor, signal) {
+    let page;
+    for (let reads = 0; reads < READS_MAX && (!page || (page.tasks.length === 0 && cursor)); reads += 1) {
+      page = await api(`tasks?${this.asked()}${cursor ? `&cursor=${cursor}` : ""}`, { signal });
+      cursor = page.nextCursor;
+    }
+    return page;
   }
 
   /**
@@ -137,10 +161,13 @@ class Tasks extends Page {
   async readMore(signal) {
     const cursor = this.next;
     if (!cursor) return;
+    const { generation } = this;
     const page = await this.read(cursor, signal);
-    this.cursors.push(cursor);
+    // The list may have become another one meanwhile, or shorter; if its end has moved, the next readings fill the gap.
+    if (generation !== this.generation || !this.next) return;
+    this.cursors.push(this.next);
     this.take(cursor, page);
-    this.next = page.nextCursor;
+    this.endsAt(this.cursors.length, page.nextCursor);
     this.paint();
   }
 

@@ -26,6 +26,10 @@ export class Terminal extends HTMLElement {
     /** What came while it is paused. @type {string[]} */
     this.held = [];
     this.frame = 0;
+    /** The rows that are elements, and what was looked for when they were drawn. @type {Map<number, { element: HTMLElement, key: string }>} */
+    this.drawn = new Map();
+    /** Lines that the screen had dropped when last looked at. */
+    this.dropped = 0;
     this.query = "";
     /** Lines in which the search has found something. @type {number[]} */
     this.hits = [];
@@ -52,8 +56,7 @@ export class Terminal extends HTMLElement {
   }
 
   connectedCallback() {
-    if (this.childElementCount) return;
-    this.append(
+    if (this.childElementCount === 0) this.append(
       h(
         "div",
         { class: "bar", role: "toolbar", "aria-label": "Output" },
@@ -88,8 +91,22 @@ export class Terminal extends HTMLElement {
       write(this.pauseButton, "Resume (more)");
       return;
     }
-    this.screen.write(text);
+    this.put(text);
     this.paintSoon();
+  }
+
+  /** @param {string} text */
+  put(text) {
+    this.screen.write(text);
+    const gone = this.screen.dropped - this.dropped;
+    if (gone === 0) return;
+    this.dropped += gone;
+    const current = this.hits[this.hit];
+    this.hits = this.hits.map((line) => line - gone).filter((line) => line >= 0);
+    this.hit = this.hits.indexOf(current - gone);
+    this.searched = Math.max(0, this.searched - gone);
+    this.tellHits();
+    if (!this.isFollowing) this.view.scrollTop = this.lastTop = Math.max(0, this.view.scrollTop - gone * LINE_PX);
   }
 
   /** A line of our own, such as that something is no longer kept. @param {string} text */
@@ -111,7 +128,7 @@ export class Terminal extends HTMLElement {
     this.pauseButton.setAttribute("aria-pressed", String(on));
     write(this.pauseButton, on ? "Resume" : "Pause");
     if (on) return;
-    for (const text of this.held.splice(0)) this.screen.write(text);
+    for (const text of this.held.splice(0)) this.put(text);
     this.paintSoon();
   }
 
@@ -173,10 +190,35 @@ export class Terminal extends HTMLElement {
     const last = Math.min(length, top + shown + SPARE);
     const offset = scale === 1 ? first * LINE_PX : scrollTop - (top - first) * LINE_PX;
     this.rows.style.transform = `translateY(${offset}px)`;
-    const fragment = document.createDocumentFragment();
-    for (let row = first; row < last; row += 1) fragment.append(this.row(row));
-    this.rows.replaceChildren(fragment);
+    this.paintRows(first, last);
     if (this.query && this.searched < length) this.searchOn();
+  }
+
+  /**
+   * Rows that have not changed stay the same elements, so that a selection and the focus stay.
+   * @param {number} first
+   * @param {number} last
+   */
+  paintRows(first, last) {
+    const changed = this.screen.changedFrom;
+    this.screen.changedFrom = Infinity;
+    const key = (/** @type {number} */ number) => `${number === this.hits[this.hit]} ${this.query}`;
+    for (const [number, drawn] of this.drawn) {
+      if (number >= first && number < last && number < changed && drawn.key === key(number)) continue;
+      drawn.element.remove();
+      this.drawn.delete(number);
+    }
+    let place = this.rows.firstElementChild;
+    for (let number = first; number < last; number += 1) {
+      const drawn = this.drawn.get(number);
+      if (drawn) {
+        place = drawn.element.nextElementSibling;
+        continue;
+      }
+      const element = this.row(number);
+      this.rows.insertBefore(element, place);
+      this.drawn.set(number, { element, key: key(number) });
+    }
   }
 
   /** @param {number} number */

@@ -5,7 +5,18 @@ import { h, moment, span } from "./dom.js";
 /** @typedef {import("./server.js").LogEvent} LogEvent */
 /** @typedef {{ name: string, kind: string, from: number, to?: number, note: string }} Bar */
 
+/** Checkpoints that are drawn: the last ones. A tool may make one with each line. */
+export const MARKS_MAX = 200;
 const ENDS = new Set(["completed", "tool_error", "failed", "cancelled"]);
+
+/**
+ * A log without the checkpoints that are not drawn.
+ * @param {LogEvent[]} log
+ */
+export function thin(log) {
+  let excess = log.filter(({ kind }) => kind === "saved").length - MARKS_MAX;
+  return excess <= 0 ? log : log.filter(({ kind }) => kind !== "saved" || excess-- <= 0);
+}
 
 /**
  * What a log amounts to.

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::reply_body::ReplyBody;
 
 /// Scripts and styles of this server alone, requests to it alone, and no page may frame this one.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src data: blob:; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";

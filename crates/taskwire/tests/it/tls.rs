@@ -233,7 +233,7 @@ async fn a_client_that_reads_nothing_by_tls_gives_its_place_to_others() {
     }
     let place = async {
         // Who is refused may be cut off.
-        while !server.ask(&connector, "/").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 404")) {}
+        while !server.ask(&connector, "/nothing").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 404")) {}
     };
     with_timeout("a place", passing(&clock, SECOND, place)).await;
     drop(silent);
